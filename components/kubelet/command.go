@@ -22,7 +22,7 @@ import (
 	"hyperkube/internal/serving/zpages"
 )
 
-// NewCommand returns the `kubelet` command.
+// NewCommand returns the command `hyperkube kubelet`, which runs only a kubelet in this process.
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:          "kubelet",
@@ -38,9 +38,9 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
-// setUpCertificates requests the certificates that the configuration asks for, and renews them until group
-// stops. It waits for the client certificate, because the kubelet cannot reach the API server
-// without it.
+// setUpCertificates requests the client and serving certificates that the configuration requires from the API
+// server, adds them to cfg and deps, and starts their renewal in group. It waits for the client certificate,
+// because the kubelet cannot reach the API server without it. Without a kubeconfig it does nothing.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/kubelet-tls-bootstrapping/
 func setUpCertificates(ctx context.Context, flags *config.Flags, cfg *config.Config, deps *Dependencies, group *lifecycle.Group) error {
@@ -84,7 +84,8 @@ func setUpCertificates(ctx context.Context, flags *config.Flags, cfg *config.Con
 	return nil
 }
 
-// run runs the kubelet until ctx is done.
+// run runs the kubelet of the command until ctx is done. set has the flags, which determine which settings
+// override those of the configuration files.
 func run(ctx context.Context, flags *config.Flags, set *pflag.FlagSet) (err error) {
 	cfg, err := flags.Config(set.Changed)
 	if err != nil {
@@ -131,7 +132,7 @@ func run(ctx context.Context, flags *config.Flags, set *pflag.FlagSet) (err erro
 	if text, err := k.cfg.EffectiveText(); err == nil {
 		deps.Log.Info("effective kubelet configuration", "config", text)
 	} else {
-		deps.Log.Warn("encoding effective kubelet configuration for the log failed", "err", err)
+		deps.Log.Warn("encoding effective kubelet configuration failed, so it is not logged: see /configz of the kubelet", "err", err)
 	}
 	return k.Run(ctx)
 }

@@ -49,7 +49,7 @@ func (k *Kubelet) compose() error {
 	return nil
 }
 
-// addresses returns a function that returns the text of addresses.
+// addresses returns a function that returns the IP addresses as strings.
 func addresses(ips []netip.Addr) func() []string {
 	out := make([]string, len(ips))
 	for i, ip := range ips {
@@ -58,12 +58,13 @@ func addresses(ips []netip.Addr) func() []string {
 	return func() []string { return slices.Clone(out) }
 }
 
-// allocatable returns the allocatable resources of the node.
+// allocatable returns the allocatable resources of the node: its capacity without reserved resources and the
+// hard eviction thresholds.
 func (k *Kubelet) allocatable() v1.ResourceList {
 	return nodestatus.Allocatable(k.cfg.Capacity(k.machine), k.cfg.Unallocatable(k.machine))
 }
 
-// newResources creates the manager of devices, CPUs and memory.
+// newResources creates the manager that allocates devices, CPUs and memory to containers.
 func (k *Kubelet) newResources(object *nodestatus.Object) (*resources.Manager, error) {
 	cpus, memory, topology := k.cfg.Resources.CPUs, k.cfg.Resources.Memory, k.cfg.Resources.Topology
 	return resources.New(resources.Config{

@@ -26,7 +26,7 @@ import (
 	"hyperkube/internal/pod/localpath"
 )
 
-// nodeParts are the parts that manage the node as a whole.
+// nodeParts are the parts of the kubelet that manage the node as a whole, such as its status and eviction.
 type nodeParts struct {
 	object      *nodestatus.Object
 	status      *nodestatus.Manager
@@ -40,7 +40,8 @@ type nodeParts struct {
 	housekeeper *housekeeping.Housekeeper
 }
 
-// newNodeParts creates the parts of the node. The status comes last, because the others contribute to it.
+// newNodeParts creates the parts that manage the node. The status comes last, because the others contribute
+// to it. object is the Node object, whose status the parts update; limits are those of pods.
 func (k *Kubelet) newNodeParts(object *nodestatus.Object, limits pods.Limits) nodeParts {
 	cfg := k.cfg
 	rotation := podlogs.Rotation{MaxSize: cfg.Logs.MaxSize, MaxFiles: cfg.Logs.MaxFiles}
@@ -73,7 +74,7 @@ func (k *Kubelet) newNodeParts(object *nodestatus.Object, limits pods.Limits) no
 	return n
 }
 
-// newStatus creates the manager of the Node object.
+// newStatus creates the manager that registers the node and reports its status and lease.
 func (k *Kubelet) newStatus(n nodeParts) *nodestatus.Manager {
 	cfg := k.cfg
 	return nodestatus.New(nodestatus.Config{
@@ -100,7 +101,7 @@ func (k *Kubelet) newStatus(n nodeParts) *nodestatus.Manager {
 	})
 }
 
-// newStats creates the provider of pod and node statistics.
+// newStats creates the provider of the statistics of pods and the node that the HTTPS server serves.
 func (k *Kubelet) newStats(fs *stats.FileSystems) *stats.Provider {
 	provider := &stats.Provider{
 		CRI: k.cri, NodeName: k.cfg.NodeName, Root: k.cfg.Layout.Kubelet, Logs: k.cfg.Layout.PodLogs, Images: fs.ImagePath,
@@ -132,7 +133,8 @@ func (k *Kubelet) newShutdown(object *nodestatus.Object) *shutdown.Manager {
 	})
 }
 
-// cgroupConfig returns the configuration of the node's cgroups.
+// cgroupConfig returns the configuration of the cgroups of the node: the parents of pods and those of
+// reserved resources.
 func (k *Kubelet) cgroupConfig(limits pods.Limits) hostcgroups.Config {
 	cfg, reserved := k.cfg, k.cfg.Reserved
 	groups := hostcgroups.Config{

@@ -32,12 +32,12 @@ import (
 	"hyperkube/components/kubelet/resources"
 )
 
-// podParts are the parts that pods use, and those that the parts of the node and of resources use to reach
-// the pods.
+// podParts are the parts of the kubelet that provide what pods need, such as volumes and images, and those by
+// which the parts of the node list and terminate pods.
 type podParts struct {
 	registry *pods.Registry
 	platform *pods.Platform
-	// synced: all sources have delivered their pods.
+	// synced is complete when all sources have delivered their pods.
 	synced       *podsource.Sync
 	services     *podsource.Services
 	mirrors      *staticpod.Mirrors // nil without an API server
@@ -53,17 +53,17 @@ type podParts struct {
 	dns          dnsconf.Node
 }
 
-// cgroupNames names the cgroups of pods.
+// cgroupNames returns the scheme by which the cgroups of pods are named.
 func (k *Kubelet) cgroupNames() pods.CgroupNames {
 	return pods.CgroupNames{Root: k.cfg.Layout.CgroupRoot, Platform: k.pods.platform}
 }
 
-// logs are the directories of container logs.
+// logs returns the directories of container logs.
 func (k *Kubelet) logs() pods.Logs {
 	return pods.Logs{Pods: k.cfg.Layout.PodLogs, Containers: k.cfg.Layout.ContainerLogs}
 }
 
-// newPodParts creates the parts that pods use.
+// newPodParts creates the parts that pods use. object is the Node object.
 func (k *Kubelet) newPodParts(object *nodestatus.Object) (podParts, error) {
 	root, registry := k.cfg.Layout.Kubelet, pods.NewRegistry()
 	p := podParts{
@@ -97,7 +97,8 @@ func (k *Kubelet) newPodParts(object *nodestatus.Object) (podParts, error) {
 	return p, nil
 }
 
-// newPuller creates the image puller.
+// newPuller creates the image puller with the configured limits. Unless the feature gate is disabled, it
+// records the credentials of pulls.
 func (k *Kubelet) newPuller() *images.Puller {
 	cfg := k.cfg
 	puller := images.NewPuller(k.cri.Images)
@@ -110,7 +111,7 @@ func (k *Kubelet) newPuller() *images.Puller {
 	return puller
 }
 
-// newVolumes creates the supported volume types.
+// newVolumes creates the set of all supported volume types. p has the parts that the types use.
 func (k *Kubelet) newVolumes(object *nodestatus.Object, p podParts) *volume.Set {
 	layout := k.cfg.Layout
 	hostPaths := volume.HostPath{Alias: layout.KubeletAlias()}
@@ -134,7 +135,7 @@ func (k *Kubelet) newVolumes(object *nodestatus.Object, p podParts) *volume.Set 
 	}}
 }
 
-// newProviders creates the credential providers. It returns nil if none are configured.
+// newProviders creates the credential providers for image pulls. It returns nil if none are configured.
 func (k *Kubelet) newProviders() (*pullcredentials.Providers, error) {
 	if k.cfg.Images.CredentialProviders == "" {
 		return nil, nil
@@ -149,7 +150,7 @@ func (k *Kubelet) newProviders() (*pullcredentials.Providers, error) {
 	})
 }
 
-// newWorkers creates the workers of pods.
+// newWorkers creates the manager that runs the pods. limits configures their cgroups.
 func (k *Kubelet) newWorkers(limits pods.Limits) (*pods.Manager, error) {
 	cfg, p := k.cfg, k.pods
 	providers, err := k.newProviders()
@@ -192,7 +193,7 @@ func (k *Kubelet) newWorkers(limits pods.Limits) (*pods.Manager, error) {
 	return pods.NewManager(workers), nil
 }
 
-// newAdmitter creates the part that decides which pods run.
+// newAdmitter creates the admitter, which decides whether a pod that is new to the node may run.
 func (k *Kubelet) newAdmitter(allocatable v1.ResourceList) *admission.Admitter {
 	return admission.New(admission.Config{
 		NodeName: k.cfg.NodeName, Kube: k.kube, Pods: k.pods.registry, Node: k.node.status, Allocatable: allocatable, Resources: k.resources,
@@ -201,13 +202,14 @@ func (k *Kubelet) newAdmitter(allocatable v1.ResourceList) *admission.Admitter {
 	})
 }
 
-// podResources are the resources of pods, which include their network policies.
+// podResources is the ResourceManager of the pod workers. In addition to devices, CPUs and memory it releases
+// the network policies of terminated pods.
 type podResources struct {
 	*resources.Manager
 	policies Policies // may be nil
 }
 
-// PodTerminated implements pods.ResourceManager.
+// PodTerminated releases the network policies and the resources of a pod of which no process runs any more.
 func (r podResources) PodTerminated(pod types.UID) {
 	if r.policies != nil {
 		r.policies.Forget(pod)
@@ -255,7 +257,7 @@ func (k *Kubelet) cgroupLimits() pods.Limits {
 	return limits
 }
 
-// newSources creates the sources of pods.
+// newSources creates the sources of pods: the API server, and the directory and URL of static pods.
 func (k *Kubelet) newSources() *podsource.Sources {
 	static := k.cfg.StaticPods
 	return podsource.New(podsource.Config{

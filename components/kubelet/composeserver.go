@@ -18,7 +18,8 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// server opens the listeners of the HTTP servers and returns the function that serves them.
+// server opens the listeners of the kubelet's HTTP servers, and returns the function that serves requests
+// until its context is done. Without a configured certificate it generates a self-signed one.
 func (k *Kubelet) server() (func(context.Context) error, error) {
 	cfg := k.cfg.Server
 	certificate := cfg.Certificate
@@ -52,7 +53,7 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 	return func(ctx context.Context) error { return listeners.Serve(ctx, s) }, nil
 }
 
-// newBackend creates the data source of the HTTPS server.
+// newBackend creates the backend, from which the HTTPS server gets pods, statistics and metrics.
 func (k *Kubelet) newBackend() *backend.Backend {
 	volumes := stats.NewVolumes(k.pods.registry)
 	registry := func(list ...prometheus.Collector) prometheus.Gatherer {
@@ -83,7 +84,7 @@ func (k *Kubelet) newBackend() *backend.Backend {
 	})
 }
 
-// stateMetrics returns the metrics that are computed on each scrape.
+// stateMetrics returns the collector of the metrics that are computed from the current state on each scrape.
 func (k *Kubelet) stateMetrics() kubeletmetrics.Collector {
 	m := kubeletmetrics.Collector{
 		NodeName: k.cfg.NodeName, Pods: k.pods.registry, LogDir: k.node.stats.LogDir, VolumePlugin: k.pods.volumes.Plugin, Resources: k.resources,
@@ -96,7 +97,7 @@ func (k *Kubelet) stateMetrics() kubeletmetrics.Collector {
 	return m
 }
 
-// configz returns the effective configuration as a KubeletConfiguration.
+// configz returns the effective configuration as a KubeletConfiguration, for /configz.
 func (k *Kubelet) configz() any {
 	f := k.cfg.Effective()
 	// The cgroup driver of the runtime overrides the configured one.
@@ -107,7 +108,8 @@ func (k *Kubelet) configz() any {
 	return f
 }
 
-// hardware returns the machine's properties for the stats endpoints. cgroupOf returns the cgroup of a pod.
+// hardware returns the machine's properties for the stats endpoints. cgroupOf returns the cgroup of a pod by
+// its UID.
 func hardware(m nodestatus.Machine, cgroupOf func(types.UID) string) stats.Hardware {
 	h := stats.Hardware{
 		BootID: m.Boot, MachineID: m.MachineID, SystemUUID: m.SystemUUID, Kernel: m.Kernel, OS: m.OSImage, CPUs: m.CPUs, Cores: m.CPUs, Sockets: 1, MemoryBytes: m.MemoryBytes, SwapBytes: m.SwapBytes,

@@ -14,11 +14,13 @@ import (
 	"hyperkube/internal/serving/zpages"
 )
 
-// Policies enforces network policies for pods. Its methods must be safe for concurrent use.
+// Policies is the component of the node that enforces NetworkPolicies for pods. Its methods must be safe for
+// concurrent use.
 type Policies interface {
-	// Expect returns when the policies of a pod are in force for its addresses.
+	// Expect returns nil when the network policies of a pod are in force for its addresses. If it returns an
+	// error, the pod's containers are not started.
 	Expect(ctx context.Context, pod *v1.Pod, ips []string) error
-	// Forget is called when nothing of the pod runs any more.
+	// Forget is called when no process of the pod runs any more.
 	Forget(pod types.UID)
 }
 

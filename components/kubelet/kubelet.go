@@ -32,7 +32,7 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// Kubelet is the kubelet of one node.
+// Kubelet runs the pods of one node. New creates it, and Run runs it.
 type Kubelet struct {
 	cfg     config.Config
 	deps    Dependencies
@@ -59,7 +59,8 @@ type Kubelet struct {
 	plugins   *pluginwatch.Watcher
 }
 
-// New completes and validates cfg, reads the machine's properties, and creates the kubelet's parts.
+// New completes and validates cfg, reads the machine's properties, and creates the kubelet's parts. It starts
+// nothing. It returns an error if the configuration is not valid or the machine does not meet it.
 func New(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	k, err := connect(cfg, deps)
 	if err != nil {
@@ -71,7 +72,8 @@ func New(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	return k, nil
 }
 
-// connect returns a Kubelet that knows the machine and the runtime, but has no parts yet.
+// connect returns a Kubelet with its configuration, the machine's properties and the client of the runtime,
+// to which compose adds the parts.
 func connect(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	if err := cfg.Complete(); err != nil {
 		return nil, err
@@ -119,14 +121,16 @@ func connect(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	return k, nil
 }
 
-// Ready returns a channel that is closed when the API server has the node's Ready condition.
+// Ready returns a channel that is closed when the API server has first received a status in which the node is
+// ready.
 func (k *Kubelet) Ready() <-chan struct{} { return k.node.status.Ready() }
 
-// CheckRuntime makes the kubelet update the node's status from the runtime, because the runtime's
-// status may have changed. It does not block.
+// CheckRuntime makes the kubelet update the status of the node, because the status of the container runtime
+// may have changed. It does not block.
 func (k *Kubelet) CheckRuntime() { k.node.object.Changed() }
 
-// Run runs the kubelet until ctx is done. Containers continue to run after that.
+// Run runs the kubelet until ctx is done or a part fails, whose error it returns. Containers continue to run
+// after that. It must be called only once.
 func (k *Kubelet) Run(ctx context.Context) error {
 	// These are closed after all parts have stopped, because the parts use them until then. The
 	// connection to the runtime is closed last.
@@ -185,8 +189,8 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	return nil
 }
 
-// runPods runs the pods until ctx is done. Pods need the name and the cgroup driver of the runtime, so
-// it waits for the runtime first.
+// runPods runs the pods until ctx is done. It first waits for the container runtime, because pods need the
+// runtime's name and cgroup driver, and prepares the node's cgroups.
 func (k *Kubelet) runPods(ctx context.Context) error {
 	detector := hostcgroups.Detector{Runtime: k.cri.Runtime, Platform: k.pods.platform, Systemd: k.cfg.Cgroups.Systemd, LosingSupport: k.metrics.Node.LosingSupport}
 	if err := detector.Detect(ctx); err != nil {
@@ -210,8 +214,9 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	})
 }
 
-// cleanUp removes what is left of pods that were deleted while the kubelet was not running. It waits until all
-// sources have delivered their pods, because a pod of a source that has not is not deleted.
+// cleanUp removes what is left of pods that were deleted while the kubelet was not running, and then returns;
+// mirror pods are reconciled until ctx is done. It first waits until all sources have delivered their pods,
+// because a pod that is not delivered yet would be treated as deleted.
 func (k *Kubelet) cleanUp(ctx context.Context) error {
 	select {
 	case <-k.pods.synced.Done():
@@ -224,7 +229,7 @@ func (k *Kubelet) cleanUp(ctx context.Context) error {
 		wait.Go(func() { _ = k.pods.mirrors.Run(ctx) })
 	}
 	if err := k.workers.TerminateOrphans(ctx); err != nil && ctx.Err() == nil {
-		k.log.Warn("terminating orphaned pods failed, retrying at the next start of the kubelet", "err", err)
+		k.log.Warn("terminating pods that were deleted while the kubelet was stopped failed, their containers continue to run until the next start of the kubelet", "err", err)
 	}
 	if k.kube != nil {
 		k.resources.ReconcileClaims(ctx)
@@ -232,14 +237,15 @@ func (k *Kubelet) cleanUp(ctx context.Context) error {
 	return nil
 }
 
-// part is a part of the kubelet that runs until its context is done.
+// part is a part of the kubelet with its name in errors. run runs until its context is done.
 type part struct {
 	name string
 	run  func(context.Context) error
 }
 
-// runAll runs parts until ctx is done or one of them fails, and returns when all have stopped. A part may
-// return nil earlier.
+// runAll runs parts concurrently until ctx is done or one of them fails, cancels the others, and returns when
+// all have stopped. It returns the first error, or nil if ctx is done. A part may return nil earlier without
+// stopping the others.
 func runAll(ctx context.Context, parts []part) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

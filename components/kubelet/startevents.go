@@ -4,7 +4,7 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// cgroupV1 is upstream's message.
+// cgroupV1 is upstream's message of the event on a node with cgroup v1.
 const cgroupV1 = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. " +
 	"Please migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1"
 

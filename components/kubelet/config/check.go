@@ -16,9 +16,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// checkFile validates a configuration file, including fields that have no effect here. It rejects
-// what upstream's kubelet rejects, so that an invalid file is found before it reaches other nodes.
-// Config.validate does the remaining checks.
+// checkFile returns an error that describes the invalid fields of a configuration file, including fields that
+// have no effect here. It rejects what upstream's kubelet rejects, so that an invalid file is found before it
+// reaches other nodes. Config.validate does the remaining checks.
 func checkFile(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(checkNumbers(f), checkThresholds(f), checkSysctls(f.DefaultPodSysctls), checkTaints(f.RegisterWithTaints), checkPodLogs(f.PodLogsDir),
 		checkEnforced(f))
@@ -32,6 +32,7 @@ func derefOr(n *int32, otherwise int32) int32 {
 	return otherwise
 }
 
+// checkNumbers returns an error for each number that is out of its range.
 func checkNumbers(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	for _, c := range []struct {
@@ -71,7 +72,7 @@ func checkNumbers(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// checkThresholds validates the settings of image garbage collection.
+// checkThresholds validates the thresholds and ages of image garbage collection.
 func checkThresholds(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	if low, high := derefOr(f.ImageGCLowThresholdPercent, defaultImageGCLow), derefOr(f.ImageGCHighThresholdPercent, defaultImageGCHigh); low >= high {
@@ -89,6 +90,7 @@ func checkThresholds(f *kubeletv1beta1.KubeletConfiguration) error {
 // sysctlName matches sysctl names, with dots or slashes as separators.
 var sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 
+// checkSysctls validates the names of the default sysctls of pods.
 func checkSysctls(settings map[string]string) error {
 	var errs []error
 	seen := map[string]bool{}
@@ -105,6 +107,7 @@ func checkSysctls(settings map[string]string) error {
 	return errors.Join(errs...)
 }
 
+// checkTaints validates the taints that the node is registered with.
 func checkTaints(taints []v1.Taint) error {
 	var errs []error
 	effects := []v1.TaintEffect{"", v1.TaintEffectNoSchedule, v1.TaintEffectPreferNoSchedule, v1.TaintEffectNoExecute}
@@ -142,7 +145,8 @@ func checkPodLogs(dir string) error {
 	return nil
 }
 
-// checkEnforced validates the enforcement of reserved resources.
+// checkEnforced validates which limits of reserved resources are enforced, and the fields that depend on
+// that.
 func checkEnforced(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	for i, name := range f.EnforceNodeAllocatable {
@@ -163,10 +167,9 @@ func checkEnforced(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// rejectUnsupported returns an error for each setting that is not supported and has an effect
-// upstream. Fields that are neither rejected here nor read have no effect, because this kubelet
-// reacts to events where upstream polls, or leaves the task to the runtime; docs/node-configuration.md lists
-// them.
+// rejectUnsupported returns an error for each setting that has an effect in upstream's kubelet but is not
+// supported. Fields that are neither rejected here nor read have no effect, because this kubelet reacts to
+// events where upstream polls, or leaves the task to the runtime; docs/node-configuration.md lists them.
 func rejectUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	no := func(asked bool, field string) {

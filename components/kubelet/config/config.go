@@ -49,13 +49,13 @@ type Config struct {
 	File *kubeletv1beta1.KubeletConfiguration
 }
 
-// Complete sets defaults and validates the configuration. It may be called again.
+// Complete sets the defaults of unset fields and validates the configuration. It may be called again.
 func (c *Config) Complete() error {
 	c.setDefaults()
 	return c.validate()
 }
 
-// setDefaults sets the defaults of all topics.
+// setDefaults sets the defaults of unset fields of all topics.
 func (c *Config) setDefaults() {
 	if c.Layout == (layout.Node{}) {
 		c.Layout = layout.Default()
@@ -83,6 +83,7 @@ type Runtime struct {
 	Timeout time.Duration
 }
 
+// complete sets the defaults of unset fields. l has the default socket.
 func (c *Runtime) complete(l layout.Node) {
 	c.Endpoint = cmp.Or(c.Endpoint, l.RuntimeSocket())
 	c.Timeout = cmp.Or(c.Timeout, defaultRuntimeTimeout)

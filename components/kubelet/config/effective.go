@@ -30,8 +30,8 @@ func (c *Config) Effective() *kubeletv1beta1.KubeletConfiguration {
 	return f
 }
 
-// EffectiveText returns the configuration in force as YAML for the log. Values of
-// staticPodURLHeader can be secret and are masked.
+// EffectiveText returns the configuration in force as YAML for the log. The values of staticPodURLHeader,
+// which can be secret, are masked.
 func (c *Config) EffectiveText() (string, error) {
 	f := c.Effective()
 	for name := range f.StaticPodURLHeader {
@@ -44,7 +44,7 @@ func (c *Config) EffectiveText() (string, error) {
 	return string(text), nil
 }
 
-// setEffective sets the fields of f that c determines.
+// setEffective sets the fields of f whose values c determines. c must be complete.
 func (c *Config) setEffective(f *kubeletv1beta1.KubeletConfiguration) {
 	seconds := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
 	f.StaticPodPath, f.PodLogsDir, f.ContainerRuntimeEndpoint = c.StaticPods.Dir, c.Layout.PodLogs, "unix://"+strings.TrimPrefix(c.Runtime.Endpoint, "unix://")
@@ -111,6 +111,7 @@ func (c *Config) setEffective(f *kubeletv1beta1.KubeletConfiguration) {
 	}
 }
 
+// texts formats the quantities of a resource list, or returns nil if it is empty.
 func texts(l v1.ResourceList) map[string]string {
 	if len(l) == 0 {
 		return nil

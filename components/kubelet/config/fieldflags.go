@@ -12,8 +12,8 @@ import (
 	"hyperkube/internal/base/featuregates"
 )
 
-// fieldFlags are the flags that correspond to one field of KubeletConfiguration each, by flag name.
-// They override the configuration files.
+// fieldFlags are the command line flags that correspond to one field of KubeletConfiguration each, by the
+// type of their value and by flag name. They override the configuration files.
 type fieldFlags struct {
 	pairs     map[string]*map[string]string
 	texts     map[string]*string
@@ -23,7 +23,7 @@ type fieldFlags struct {
 	lists     map[string]*[]string
 }
 
-// fieldOf maps flags to the paths of their fields.
+// fieldOf maps the name of each such flag to the path of its field of KubeletConfiguration.
 var fieldOf = map[string]string{
 	"eviction-hard": "evictionHard", "eviction-soft": "evictionSoft", "eviction-soft-grace-period": "evictionSoftGracePeriod",
 	"eviction-minimum-reclaim": "evictionMinimumReclaim", "kube-reserved": "kubeReserved", "system-reserved": "systemReserved",
@@ -55,7 +55,7 @@ var fieldOf = map[string]string{
 	"enable-debugging-handlers": "enableDebuggingHandlers", "cgroups-per-qos": "cgroupsPerQOS", "local-storage-capacity-isolation": "localStorageCapacityIsolation",
 }
 
-// register registers the flags.
+// register adds the flags to f. Their values are in o after f was parsed.
 func (o *fieldFlags) register(f *pflag.FlagSet) {
 	o.pairs, o.texts, o.numbers = map[string]*map[string]string{}, map[string]*string{}, map[string]*int64{}
 	o.switches, o.durations, o.lists = map[string]*bool{}, map[string]*string{}, map[string]*[]string{}
@@ -90,8 +90,8 @@ func (o *fieldFlags) register(f *pflag.FlagSet) {
 	}
 }
 
-// values returns the values of the flags that were set, by field path, in the form of a configuration
-// file.
+// values returns the values of the flags for which isSet returns true, by the path of their field, in the
+// form of a configuration file. It returns an error if a value cannot be parsed.
 func (o *fieldFlags) values(isSet func(string) bool) (map[string]any, error) {
 	out := map[string]any{}
 	for name, field := range fieldOf {
@@ -152,7 +152,8 @@ func (o *fieldFlags) values(isSet func(string) bool) (map[string]any, error) {
 	return out, nil
 }
 
-// reservedMemory parses "0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi".
+// reservedMemory parses the value of --reserved-memory, such as
+// "0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi", into the field reservedMemory.
 func reservedMemory(text string) ([]any, error) {
 	var out []any
 	for node := range strings.SplitSeq(text, ";") {

@@ -13,7 +13,7 @@ import (
 	"hyperkube/internal/base/featuregates"
 )
 
-// decodeFile decodes a KubeletConfiguration in YAML or JSON. Unknown fields are an error.
+// decodeFile decodes a KubeletConfiguration in YAML or JSON. Unknown fields and other kinds are an error.
 func decodeFile(raw []byte) (*kubeletv1beta1.KubeletConfiguration, error) {
 	var meta metav1.TypeMeta
 	if err := yaml.Unmarshal(raw, &meta); err != nil {
@@ -30,8 +30,9 @@ func decodeFile(raw []byte) (*kubeletv1beta1.KubeletConfiguration, error) {
 	return &out, nil
 }
 
-// Apply applies the fields that f sets to c and leaves the others unchanged. It reads the
-// certificates that f refers to.
+// Apply sets the fields of c to the values of the fields that f sets, and leaves the others unchanged. It
+// reads the certificates that f refers to. It returns an error if f is not valid or has unsupported settings.
+// f becomes c.File.
 func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	c.applyPaths(f)
 	c.StaticPods.apply(f)
@@ -53,28 +54,29 @@ func override[T comparable](to *T, from T) {
 	}
 }
 
-// overridePtr assigns *from to *to, unless from is nil. It is for fields whose zero value is valid.
+// overridePtr assigns *from to *to, unless from is nil. It is for optional fields whose zero value is valid.
 func overridePtr[T any](to, from *T) {
 	if from != nil {
 		*to = *from
 	}
 }
 
-// overrideNumber is takeAny for numbers of different widths.
+// overrideNumber is overridePtr for numbers of different widths.
 func overrideNumber[T, F ~int | ~int32 | ~int64](to *T, from *F) {
 	if from != nil {
 		*to = T(*from)
 	}
 }
 
-// overrideInverted is takeAny with the inverse value.
+// overrideInverted assigns the opposite of *from to *to, unless from is nil. It is for fields of Config that
+// disable what a field of KubeletConfiguration enables.
 func overrideInverted(to, from *bool) {
 	if from != nil {
 		*to = !*from
 	}
 }
 
-// applyPaths applies paths, endpoints, addresses and ports.
+// applyPaths applies the fields for paths, endpoints, ports, the registration of the node and feature gates.
 func (c *Config) applyPaths(f *kubeletv1beta1.KubeletConfiguration) {
 	override(&c.Layout.PodLogs, f.PodLogsDir)
 	override(&c.Layout.CgroupRoot, f.CgroupRoot)

@@ -12,7 +12,8 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// Flags are the command line flags of the kubelet. Register must be called before they are parsed.
+// Flags are the command line flags of the kubelet. Register must be called before the command line is parsed,
+// and Config after that.
 type Flags struct {
 	// Kubeconfig is the path of the kubeconfig file for the API server. Empty means that there is no
 	// API server.
@@ -22,17 +23,18 @@ type Flags struct {
 	Bootstrap string
 	// CertDir is the directory of the kubelet's TLS certificates. Empty means the default.
 	CertDir string
-	// Verbosity is the log verbosity.
+	// Verbosity is the log verbosity. 2 and higher logs each operation on a pod.
 	Verbosity int
 
 	file, dropIns, root, hostname string
 	// fields are the flags that override one field of KubeletConfiguration each.
 	fields fieldFlags
-	// overrides apply the other flags. isSet reports whether the flag is set.
+	// overrides apply the other flags, in the order of their registration. isSet reports whether a flag is
+	// set on the command line.
 	overrides []func(c *Config, isSet func(flag string) bool) error
 }
 
-// Register adds the flags to f.
+// Register adds the flags to f. Their values are in o after f was parsed.
 func (o *Flags) Register(f *pflag.FlagSet) {
 	f.StringVar(&o.file, "config", "", "Path of a KubeletConfiguration file. Flags take precedence over it.")
 	f.StringVar(&o.dropIns, "config-dir", "", "Directory of drop-in KubeletConfiguration files (*.conf), which are applied in lexical order.")
@@ -49,7 +51,7 @@ func (o *Flags) Register(f *pflag.FlagSet) {
 	compatflags.Add(f, unused...)
 }
 
-// override calls apply if the flag is set.
+// override makes Config call apply if the flag is set, after the configuration files were applied.
 func (o *Flags) override(flag string, apply func(*Config)) {
 	o.overrides = append(o.overrides, func(c *Config, isSet func(string) bool) error {
 		if isSet(flag) {
@@ -59,12 +61,13 @@ func (o *Flags) override(flag string, apply func(*Config)) {
 	})
 }
 
-// overrideOrFail calls apply, which does nothing if its flags are empty.
+// overrideOrFail makes Config call apply in any case. apply must do nothing if its flags are empty; an error
+// fails Config.
 func (o *Flags) overrideOrFail(apply func(*Config) error) {
 	o.overrides = append(o.overrides, func(c *Config, _ func(string) bool) error { return apply(c) })
 }
 
-// registerNode adds the flags of the node.
+// registerNode adds the flags of the node and its registration.
 func (o *Flags) registerNode(f *pflag.FlagSet) {
 	endpoint := f.String("container-runtime-endpoint", "", "Endpoint of the container runtime's CRI socket, for example unix:///run/containerd/containerd.sock.")
 	o.override("container-runtime-endpoint", func(c *Config) { c.Runtime.Endpoint = *endpoint })
@@ -164,7 +167,8 @@ func (o *Flags) registerServer(f *pflag.FlagSet) {
 	o.override("authorization-mode", func(c *Config) { c.Access.AlwaysAllow = *mode == "AlwaysAllow" })
 }
 
-// unused are upstream's flags that have no effect here, with the values that are accepted.
+// unused are upstream's flags that have no effect here. Only lists the values that are accepted; nil means
+// any.
 var unused = []compatflags.Flag{
 	{Name: "cloud-provider", Why: "cloud controller managers are not supported", Only: []string{""}},
 	{Name: "runtime-cgroups", Why: "the runtime stays in the cgroup in which it was started"},
@@ -177,8 +181,9 @@ var unused = []compatflags.Flag{
 	{Name: "vmodule", Why: "verbosity cannot be set per file"},
 }
 
-// Config returns the configuration of the configuration files and the flags, without defaults. isSet
-// reports whether a flag is set.
+// Config returns the configuration of the configuration files and the flags, which take precedence, without
+// defaults. isSet reports whether a flag is set on the command line. It returns an error if a file cannot be
+// read or a value is not valid.
 func (o *Flags) Config(isSet func(flag string) bool) (Config, error) {
 	cfg := Config{Layout: layout.Default()}
 	if o.root != "" {

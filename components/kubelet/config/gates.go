@@ -1,6 +1,6 @@
 package config
 
-// Feature gates that the kubelet supports. All are enabled by default.
+// Feature gates that the kubelet supports, with upstream's names. All are enabled by default.
 const (
 	GateShutdown           = "GracefulNodeShutdown"
 	GateShutdownByPriority = "GracefulNodeShutdownBasedOnPodPriority"
@@ -13,7 +13,8 @@ const (
 	GateCPUBeta = "CPUManagerPolicyBetaOptions"
 	// GateQuotaPeriod allows a CPU quota period other than the default.
 	GateQuotaPeriod = "CustomCPUCFSQuotaPeriod"
-	GatePodsAPI     = "PodsAPI"
+	// GatePodsAPI serves the pods of the node on a socket.
+	GatePodsAPI = "PodsAPI"
 )
 
 // supportedFeatureGates are the feature gates that the kubelet supports.

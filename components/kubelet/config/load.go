@@ -14,9 +14,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// LoadFiles reads the KubeletConfiguration of path, merges the .conf files of dir into it in
-// lexical order, and finally sets the fields in over. Each may be empty. Maps are merged, lists are
-// replaced. The result is nil if all are empty.
+// LoadFiles returns the KubeletConfiguration in the file path, with the .conf files of the directory dir
+// merged into it in lexical order, and finally the fields in over, by field path, set. Each may be empty.
+// Maps are merged, lists are replaced. The result is nil if all are empty. It returns an error if a file is
+// not valid.
 //
 // https://kubernetes.io/docs/tasks/administer-cluster/kubelet-config-file/
 func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletConfiguration, error) {
@@ -60,7 +61,7 @@ func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletCo
 	return decodeFile(raw)
 }
 
-// setField sets the field at a path of nested maps.
+// setField sets the field at a path of nested maps, and creates missing maps.
 func setField(all map[string]any, path []string, value any) {
 	for _, name := range path[:len(path)-1] {
 		inner, ok := all[name].(map[string]any)
@@ -88,7 +89,7 @@ func dropIns(dir string) ([]string, error) {
 	return out, nil
 }
 
-// merge merges from into to, and modifies to. A null value deletes a field.
+// merge merges the configuration from into to, and modifies to. A null value in from deletes the field.
 func merge(to, from map[string]any) {
 	for _, name := range slices.Sorted(maps.Keys(from)) {
 		value := from[name]

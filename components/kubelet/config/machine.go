@@ -14,7 +14,8 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// Capacity returns the machine's capacity for the Node's status.
+// Capacity returns the node's capacity for the Node's status: the machine's resources, and the maximum number
+// of pods.
 func (c *Config) Capacity(m nodestatus.Machine) v1.ResourceList {
 	most := c.Node.MaxPods
 	if n := c.Node.PodsPerCore * m.CPUs; n > 0 {
@@ -23,14 +24,14 @@ func (c *Config) Capacity(m nodestatus.Machine) v1.ResourceList {
 	return m.Capacity(most)
 }
 
-// requiredKernelFlags are the kernel flags that protectKernelDefaults requires.
+// requiredKernelFlags are the values of the sysctls that the setting protectKernelDefaults requires.
 var requiredKernelFlags = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// CheckMachine returns an error if the configuration does not allow the kubelet to run on this
-// machine.
+// CheckMachine returns an error if the machine does not meet the configured requirements for swap, cgroups
+// and kernel flags. The kubelet then does not start.
 func (c *Config) CheckMachine(m nodestatus.Machine) error {
 	if c.Machine.FailSwapOn && m.SwapBytes > 0 {
 		return errors.New("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false")
@@ -61,14 +62,16 @@ func (c *Config) CheckMachine(m nodestatus.Machine) error {
 	return errors.Join(errs...)
 }
 
-// PodsMemoryLimit returns the memory limit of all pods together, in bytes.
+// PodsMemoryLimit returns the memory limit of all pods together, in bytes: the capacity without reserved
+// resources. The eviction threshold is not subtracted, so that pods can be evicted before the limit is
+// reached.
 func (c *Config) PodsMemoryLimit(m nodestatus.Machine) int64 {
 	q := nodestatus.Allocatable(c.Capacity(m), c.Reserved.All)[v1.ResourceMemory]
 	return q.Value()
 }
 
-// Unallocatable returns the resources that are not allocatable: the reserved ones plus the hard
-// eviction thresholds.
+// Unallocatable returns the resources of the machine that pods cannot request: the reserved ones plus the
+// hard eviction thresholds.
 func (c *Config) Unallocatable(m nodestatus.Machine) v1.ResourceList {
 	out := v1.ResourceList{}
 	for name, q := range c.Reserved.All {

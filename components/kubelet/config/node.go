@@ -32,7 +32,7 @@ type Node struct {
 	NoRegister bool
 	// Unschedulable registers the Node as unschedulable.
 	Unschedulable bool
-	// ProviderID is providerID of KubeletConfiguration.
+	// ProviderID is the ID of the node at the cloud provider. It may be empty.
 	ProviderID string
 	// PodCIDR is passed to the runtime until the Node has a pod CIDR.
 	PodCIDR string
@@ -100,8 +100,8 @@ type Reserved struct {
 	// All is subtracted from the capacity to compute the allocatable resources.
 	All v1.ResourceList
 	// Enforce lists the limits to enforce: "pods" (all pods together are limited to the allocatable
-	// resources; the default), "kube-reserved" and "system-reserved" (their cgroups are limited to
-	// the reserved resources). "none" Enforces no limits.
+	// resources; the default), "kube-reserved" and "system-reserved" (their cgroups are limited to the
+	// reserved resources). "none" enforces no limits.
 	Enforce []string
 	// KubeCgroup and SystemCgroup are the cgroups of "kube-reserved" and "system-reserved". Kube
 	// and System are their limits.
@@ -115,12 +115,13 @@ const (
 	EnforcePods   = "pods"
 	EnforceKube   = "kube-reserved"
 	EnforceSystem = "system-reserved"
-	// Only CPU, which is compressible, is enforced for these.
+	// These enforce only the CPU limits, because CPU is compressible.
 	EnforceKubeCPU   = "kube-reserved-compressible"
 	EnforceSystemCPU = "system-reserved-compressible"
 )
 
-// complete sets defaults. cgroups reports whether pods have cgroups.
+// complete sets the default of Enforce. cgroups reports whether pods have cgroups; without them nothing can
+// be enforced.
 func (c *Reserved) complete(cgroups bool) {
 	switch {
 	case c.Enforce != nil:
@@ -131,10 +132,11 @@ func (c *Reserved) complete(cgroups bool) {
 	}
 }
 
-// Enforces reports whether Enforce contains name.
+// Enforces reports whether the limit of that name, such as EnforcePods, is enforced.
 func (c *Reserved) Enforces(name string) bool { return slices.Contains(c.Enforce, name) }
 
-// validate checks Enforce. cgroups reports whether pods have cgroups.
+// validate returns an error if Enforce has unknown or contradictory values, or the cgroup of a value is not
+// set. cgroups reports whether pods have cgroups.
 func (c *Reserved) validate(cgroups bool) error {
 	for _, name := range c.Enforce {
 		switch {
@@ -156,7 +158,7 @@ func (c *Reserved) validate(cgroups bool) error {
 	return nil
 }
 
-// Cgroups configures cgroups.
+// Cgroups configures the cgroups of pods, of the kubelet and of system processes.
 type Cgroups struct {
 	// Off: pods get no cgroups, for machines where the kubelet may not create any.
 	Off bool
@@ -210,7 +212,8 @@ func (c *Events) apply(f *kubeletv1beta1.KubeletConfiguration) {
 	override(&c.Burst, int(f.EventBurst))
 }
 
-// ParseTaints parses taints of the form "key=value:effect".
+// ParseTaints parses taints of the form "key=value:effect". The value may be missing. An unknown effect is an
+// error.
 func ParseTaints(list []string) ([]v1.Taint, error) {
 	var out []v1.Taint
 	for _, s := range list {
@@ -228,10 +231,11 @@ func ParseTaints(list []string) ([]v1.Taint, error) {
 	return out, nil
 }
 
-// reservable are the resources that can be reserved.
+// reservable are the resources that can be reserved for the system.
 var reservable = []string{"cpu", "memory", "ephemeral-storage", "pid"}
 
-// applyReserved applies the reserved resources and the limits to enforce.
+// applyReserved applies the reserved resources and the limits to enforce. It returns an error if a quantity
+// or resource is not valid.
 func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	read := func(what string, list map[string]string) v1.ResourceList {
@@ -279,7 +283,7 @@ func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// applyNode applies the settings of the node and its pods as a whole.
+// applyNode applies the settings of the Node status, of parallel image pulls, swap, cgroups and the machine.
 func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.PodsPerCore != 0 {
 		c.Node.PodsPerCore = int64(f.PodsPerCore)

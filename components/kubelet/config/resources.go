@@ -43,13 +43,14 @@ type Memory struct {
 	Reserved map[int]map[v1.ResourceName]int64
 }
 
-// Topology configures the topology manager, with the values of KubeletConfiguration.
+// Topology configures the topology manager. The values are those of KubeletConfiguration.
 type Topology struct {
 	Policy, Scope string
 	Options       map[string]string
 }
 
-// applyCPUs applies the CPU manager policy.
+// applyCPUs applies the policy of the CPU manager, its options and the reserved CPUs. It must be called after
+// applyReserved, because reserved CPUs override the reserved CPU resource.
 func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 	switch f.CPUManagerPolicy {
 	case "":
@@ -102,7 +103,7 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
-// applyMemory applies the memory manager and topology manager policies.
+// applyMemory applies the policies of the memory manager and the topology manager.
 func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 	switch f.MemoryManagerPolicy {
 	case "":

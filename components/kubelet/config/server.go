@@ -82,7 +82,7 @@ func (c *Access) complete() {
 	c.DenyTTL = cmp.Or(c.DenyTTL, defaultDenyTTL)
 }
 
-// applyServer applies the settings of the HTTPS server.
+// applyServer applies the settings of the HTTPS server except its certificate.
 func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 	overrideInverted(&c.Server.NoDebug, f.EnableDebuggingHandlers)
 	overrideInverted(&c.Server.NoProfiling, f.EnableProfilingHandler)
@@ -116,7 +116,8 @@ func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
-// applyAccess applies authentication, authorization and the server's certificate.
+// applyAccess applies the authentication and authorization of clients and the server's certificate. It
+// returns an error if a file cannot be read.
 func (c *Config) applyAccess(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	overridePtr(&c.Access.Anonymous, f.Authentication.Anonymous.Enabled)
@@ -144,7 +145,8 @@ func (c *Config) applyAccess(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// ReadPool reads the PEM certificates of client certificate authorities, for Access.ClientCA.
+// ReadPool returns the PEM-encoded certificates in the file path, those of client certificate authorities,
+// for Access.ClientCA. A file without a certificate is an error.
 func ReadPool(path string) (*x509.CertPool, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -157,8 +159,8 @@ func ReadPool(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// CertificateFiles returns a function, for Server.Certificate, that reloads the certificate
-// when its files have changed. The function is safe for concurrent use.
+// CertificateFiles returns a function for Server.Certificate that returns the certificate in the files cert
+// and key, and reads them again when they have changed. The function is safe for concurrent use.
 func CertificateFiles(cert, key string) func() (*tls.Certificate, error) {
 	return (&pki.Files{Context: "reading the kubelet's certificate", CertFile: cert, KeyFile: key}).Certificate
 }

@@ -22,6 +22,8 @@ import (
 	"hyperkube/components/kubelet/resources/topology"
 )
 
+// validateLimits returns an error for each setting that is out of its range or requires a feature gate that
+// is disabled. The defaults must be set.
 func (c *Config) validateLimits() error {
 	errs := []error{c.Gates.Check(supportedFeatureGates...), images.ParseVerification(c.Images.Verification, c.Images.Allowlist), validateAllowedSysctls(c.Containers.AllowedUnsafeSysctls)}
 	if (c.Images.CredentialProviders == "") != (c.Images.CredentialProviderDir == "") {
@@ -98,6 +100,8 @@ func namespaced(name string) bool {
 		slices.ContainsFunc([]string{"kernel.shm", "kernel.msg", "fs.mqueue.", "net.", "user."}, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
+// validate returns an error that describes all invalid settings. The defaults must be set. It also parses the
+// eviction thresholds.
 func (c *Config) validate() error {
 	var errs []error
 	if c.NodeName == "" {
@@ -147,8 +151,8 @@ func (c *Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// validateAllowedSysctls validates allowedUnsafeSysctls: each entry must be a namespaced sysctl, or a prefix of
-// some.
+// validateAllowedSysctls validates allowedUnsafeSysctls: each entry must be a namespaced sysctl, or a prefix
+// of namespaced sysctls that ends with "*".
 func validateAllowedSysctls(names []string) error {
 	var errs []error
 	for _, name := range names {
@@ -161,6 +165,7 @@ func validateAllowedSysctls(names []string) error {
 	return errors.Join(errs...)
 }
 
+// maxSysctlLength and sysctlPattern limit the entries of allowedUnsafeSysctls, as in upstream.
 const maxSysctlLength = 253
 
 var sysctlPattern = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*([a-z0-9][-_a-z0-9]*)?[a-z0-9*]$`)

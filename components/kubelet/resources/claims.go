@@ -17,12 +17,13 @@ const (
 	maxReconcileBackoff = 5 * time.Minute
 )
 
-// Claims returns the manager of ResourceClaims, which prepares the claims of pods and is the handler of DRA
-// drivers' registrations.
+// Claims returns the manager of ResourceClaims, which prepares the devices of pods' claims and is the
+// pluginwatch.Handler of DRA drivers.
 func (m *Manager) Claims() *dra.Manager { return m.claims }
 
-// ReconcileClaims unprepares the claims of pods that no longer exist, until it succeeds or ctx is done.
-// All pods of the node must be known.
+// ReconcileClaims unprepares the claims of pods that were deleted while the kubelet was not running. It
+// retries until it succeeds or ctx is done. It must not be called before all sources have delivered their
+// pods.
 func (m *Manager) ReconcileClaims(ctx context.Context) {
 	exists := func(uid types.UID) bool {
 		select {
@@ -38,7 +39,7 @@ func (m *Manager) ReconcileClaims(ctx context.Context) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		m.log.Warn("unpreparing ResourceClaims of deleted pods failed, will retry", "err", err)
+		m.log.Warn("unpreparing ResourceClaims of deleted pods failed, their devices remain prepared until a retry succeeds", "err", err)
 		if !retry.Pause(ctx) {
 			return
 		}

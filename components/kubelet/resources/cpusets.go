@@ -17,13 +17,14 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// ContainerUpdater is the part of the CRI client that changes the CPUs of containers.
+// ContainerUpdater is the part of the CRI client that lists containers and changes their CPUs.
 type ContainerUpdater interface {
 	ListContainers(context.Context, *runtimeapi.ListContainersRequest, ...grpc.CallOption) (*runtimeapi.ListContainersResponse, error)
 	UpdateContainerResources(context.Context, *runtimeapi.UpdateContainerResourcesRequest, ...grpc.CallOption) (*runtimeapi.UpdateContainerResourcesResponse, error)
 }
 
-// cpuSetUpdater updates the CPU sets of running containers. Its methods are safe for concurrent use.
+// cpuSetUpdater updates the CPU sets of running containers when the CPUs that they may use have changed. Its
+// methods are safe for concurrent use.
 type cpuSetUpdater struct {
 	runtime ContainerUpdater
 	// cpusOf returns the CPUs of a container, and whether they are exclusive.
@@ -33,17 +34,18 @@ type cpuSetUpdater struct {
 	retry chan struct{}
 }
 
+// newCPUSetUpdater returns a cpuSetUpdater. of is cpusOf.
 func newCPUSetUpdater(runtime ContainerUpdater, of func(types.UID, string) (cpuset.CPUSet, bool), log *slog.Logger) *cpuSetUpdater {
 	return &cpuSetUpdater{runtime: runtime, cpusOf: of, log: log, retry: make(chan struct{}, 1)}
 }
 
-// Bounds of the back-off of failed updates.
+// Bounds of the back-off of failed updates of CPU sets.
 const (
 	minUpdateBackoff = time.Second
 	maxUpdateBackoff = 10 * time.Second
 )
 
-// Run retries failed updates until ctx is done.
+// Run retries failed updates with a back-off until ctx is done. The error is always nil.
 func (s *cpuSetUpdater) Run(ctx context.Context) error {
 	for {
 		select {
@@ -63,14 +65,15 @@ func (s *cpuSetUpdater) Run(ctx context.Context) error {
 	}
 }
 
-// updateAll updates the CPU sets of all running containers. Run retries failures.
+// updateAll updates the CPU sets of all running containers. A failure is logged and retried by Run.
 func (s *cpuSetUpdater) updateAll(ctx context.Context) {
 	if err := s.tryUpdateAll(ctx); err != nil {
-		s.log.Warn("updating CPU sets of containers failed, will retry", "err", err)
+		s.log.Warn("updating CPU sets of containers failed, they may run on CPUs of other containers until a retry succeeds", "err", err)
 		s.requestRetry()
 	}
 }
 
+// requestRetry makes Run update all containers. It does not block.
 func (s *cpuSetUpdater) requestRetry() {
 	select {
 	case s.retry <- struct{}{}:
@@ -78,6 +81,7 @@ func (s *cpuSetUpdater) requestRetry() {
 	}
 }
 
+// tryUpdateAll updates the CPU sets of all running containers, and returns the errors of those that failed.
 func (s *cpuSetUpdater) tryUpdateAll(ctx context.Context) error {
 	list, err := s.runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{
 		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
@@ -93,6 +97,7 @@ func (s *cpuSetUpdater) tryUpdateAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// update sets the CPUs of the container id. A container that does not exist any more is no error.
 func (s *cpuSetUpdater) update(ctx context.Context, id string, to cpuset.CPUSet) error {
 	_, err := s.runtime.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{
 		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: to.String()},
@@ -103,15 +108,15 @@ func (s *cpuSetUpdater) update(ctx context.Context, id string, to cpuset.CPUSet)
 	return nil
 }
 
-// containerStarted updates the CPU set of a container that was started with an outdated one, because it was
-// not running yet during the last update.
+// containerStarted updates the CPU set of the container id, which was just started with cfg, if the set has
+// changed since cfg was created. updateAll did not include the container, because it was not running yet.
 func (s *cpuSetUpdater) containerStarted(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig) {
 	set, _ := s.cpusOf(pod.UID, container)
 	if set.String() == cfg.GetLinux().GetResources().GetCpusetCpus() {
 		return
 	}
 	if err := s.update(ctx, id, set); err != nil {
-		s.log.Warn("updating CPU set of container failed, will retry", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
+		s.log.Warn("updating CPU set of container failed, it may run on CPUs of other containers until a retry succeeds", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
 		s.requestRetry()
 	}
 }

@@ -31,17 +31,17 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 )
 
-// Pods are the pods of the node. Its methods must be safe for concurrent use.
+// Pods lists and wakes the pods of the node. Its methods must be safe for concurrent use.
 type Pods interface {
 	// Active returns the pods that have not terminated.
 	Active() []*v1.Pod
-	// Changed makes the worker of a pod check the pod.
+	// Changed makes the worker of a pod update the pod's status.
 	Changed(uid types.UID)
-	// Cleaned returns a channel that is closed when nothing of a pod exists any more.
+	// Cleaned returns a channel that is closed when no process of a pod runs and its volumes are removed.
 	Cleaned(uid types.UID) <-chan struct{}
 }
 
-// Node has the status of the node. Its methods must be safe for concurrent use.
+// Node is the status of the Node. Its methods must be safe for concurrent use.
 type Node interface {
 	// Changed requests an update of the status. It must not block.
 	Changed()
@@ -71,7 +71,7 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Metrics count allocations. Each may be nil.
+// Metrics are the metrics of allocations. Each may be nil.
 type Metrics struct {
 	Devices    *telemetry.Devices
 	Claims     *telemetry.Claims
@@ -82,7 +82,9 @@ type Metrics struct {
 type CPUPolicy struct {
 	// Static allocates exclusive CPUs. Without it the other fields have no effect.
 	Static bool
-	// StrictReservation, FullPCPUsOnly, AlignByUncoreCache and DistributeAcrossNUMA are policy options.
+	// StrictReservation, FullPCPUsOnly, AlignByUncoreCache and DistributeAcrossNUMA are the policy options
+	// strict-cpu-reservation, full-pcpus-only, prefer-align-cpus-by-uncorecache and
+	// distribute-cpus-across-numa.
 	StrictReservation, FullPCPUsOnly, AlignByUncoreCache, DistributeAcrossNUMA bool
 	// Reserved are CPUs that are never allocated exclusively. If it is empty, ReservedAmount is rounded up
 	// to whole CPUs.
@@ -102,13 +104,14 @@ type MemoryPolicy struct {
 	Unallocatable v1.ResourceList
 }
 
-// TopologyPolicy configures the topology manager, with the values of KubeletConfiguration.
+// TopologyPolicy configures the topology manager. The values are those of KubeletConfiguration.
 type TopologyPolicy struct {
 	Policy, Scope string
 	Options       map[string]string
 }
 
-// Manager allocates devices, CPUs and memory. Its methods are safe for concurrent use.
+// Manager allocates devices, CPUs and memory of the node to containers, and passes them to the runtime. It is
+// the ResourceManager of the pod workers. Its methods are safe for concurrent use.
 type Manager struct {
 	log      *slog.Logger
 	node     Node
@@ -121,7 +124,8 @@ type Manager struct {
 	topology *topology.Manager
 }
 
-// New creates a Manager. It restores allocations from the state files in the root directory.
+// New returns a Manager with the allocations in the state files of the root directory. It returns an error if
+// a state file does not match the configuration or the machine.
 func New(cfg Config) (*Manager, error) {
 	machine, err := numa.Read("/sys/devices/system/node")
 	if errors.Is(err, os.ErrNotExist) {
@@ -161,7 +165,8 @@ func New(cfg Config) (*Manager, error) {
 	return m, err
 }
 
-// newCPUs creates the CPU manager. It returns nil without the static policy.
+// newCPUs returns the CPU manager, or nil without the static policy. Without that policy, a state file with
+// allocations is an error, because they would never be released.
 func newCPUs(cfg Config, nodes numa.Machine) (*cpumanager.Manager, error) {
 	file := filepath.Join(cfg.Root, "cpu_manager_state")
 	if !cfg.CPUs.Static {
@@ -191,7 +196,8 @@ func newCPUs(cfg Config, nodes numa.Machine) (*cpumanager.Manager, error) {
 	})
 }
 
-// newMemory creates the memory manager. It returns nil without the Static policy.
+// newMemory returns the memory manager, or nil without the Static policy. Without that policy, a state file
+// with allocations is an error, because they would never be released.
 func newMemory(cfg Config, machine numa.Machine) (*memorymanager.Manager, error) {
 	file := filepath.Join(cfg.Root, "memory_manager_state")
 	if !cfg.Memory.Static {
@@ -217,7 +223,8 @@ func newMemory(cfg Config, machine numa.Machine) (*memorymanager.Manager, error)
 	})
 }
 
-// Run serves device plugins and DRA drivers, and retries failed updates of CPU sets, until ctx is done.
+// Run accepts device plugins and DRA drivers, and retries failed updates of CPU sets, until ctx is done or
+// one of these tasks fails.
 func (m *Manager) Run(ctx context.Context) error {
 	run := map[string]func(context.Context) error{"device manager": m.devices.Run, "resource claim manager": m.claims.Run}
 	if m.cpuSets != nil {
@@ -244,7 +251,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// devicesChanged requests an update of the Node and of the pods that use the devices.
+// devicesChanged requests an update of the status of the Node and of the pods in list, whose devices have
+// changed their health.
 func (m *Manager) devicesChanged(list []types.UID) {
 	m.node.Changed()
 	for _, uid := range list {
@@ -252,13 +260,15 @@ func (m *Manager) devicesChanged(list []types.UID) {
 	}
 }
 
-// AdmissionError is the reason and the message of a pod that is rejected because of its resources.
+// AdmissionError is the error of Admit, with the reason and the message for the status of the rejected pod.
 type AdmissionError struct{ Reason, Message string }
 
 // Error returns the message.
 func (e *AdmissionError) Error() string { return e.Message }
 
-// Admit allocates devices, CPUs and memory to a new pod. An error is an *AdmissionError.
+// Admit allocates devices, CPUs and memory to a new pod, aligned by NUMA node as the topology policy
+// requires. If it allocates exclusive CPUs, other running containers are restricted to the remaining ones. An
+// error is an *AdmissionError; nothing is allocated then.
 func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) error {
 	var before cpuset.CPUSet
 	if m.cpus != nil {
@@ -280,7 +290,8 @@ func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// PrepareContainer adds allocated devices, CPUs and NUMA nodes to a container's configuration.
+// PrepareContainer adds the devices, CPUs and NUMA nodes that are allocated to a container to its
+// configuration cfg. It returns an error if a device plugin fails; the container is then not created.
 func (m *Manager) PrepareContainer(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error {
 	grants, err := m.devices.Grants(ctx, pod, c)
 	if err != nil {
@@ -320,26 +331,29 @@ func (m *Manager) PrepareContainer(ctx context.Context, pod *v1.Pod, c *v1.Conta
 	return nil
 }
 
-// ContainerStarted updates the CPU set of a container that was started with an outdated one.
+// ContainerStarted must be called after the container id was started with the configuration cfg. It updates
+// the CPU set if that has changed since cfg was created.
 func (m *Manager) ContainerStarted(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig) {
 	if m.cpuSets != nil {
 		m.cpuSets.containerStarted(ctx, pod, container, id, cfg)
 	}
 }
 
-// DeviceHealth returns the health of a container's devices.
+// DeviceHealth returns the health of a container's devices, of device plugins and claims, for the pod's
+// status.
 func (m *Manager) DeviceHealth(pod *v1.Pod, container string) []v1.ResourceStatus {
 	return append(m.devices.Health(pod.UID, container), m.claims.Health(pod, container)...)
 }
 
-// PodTerminated frees what was allocated to a pod. It may be called again.
+// PodTerminated frees the devices, CPUs and memory of a pod of which no process runs any more. It may be
+// called again.
 func (m *Manager) PodTerminated(uid types.UID) {
 	if err := m.devices.Release(uid); err != nil {
-		m.log.Warn("releasing devices of terminated pod failed", "podUID", uid, "err", err)
+		m.log.Warn("removing devices of terminated pod from the checkpoint failed, a restarted kubelet treats them as allocated until all pods are known", "podUID", uid, "err", err)
 	}
 	if m.memory != nil {
 		if err := m.memory.Release(uid); err != nil {
-			m.log.Warn("releasing memory of terminated pod failed", "podUID", uid, "err", err)
+			m.log.Warn("removing memory of terminated pod from the state file failed, a restarted kubelet treats it as allocated until all pods are known", "podUID", uid, "err", err)
 		}
 	}
 	if m.cpus == nil {
@@ -347,7 +361,7 @@ func (m *Manager) PodTerminated(uid types.UID) {
 	}
 	changed, err := m.cpus.Release(uid)
 	if err != nil {
-		m.log.Warn("releasing CPUs of terminated pod failed", "podUID", uid, "err", err)
+		m.log.Warn("removing CPUs of terminated pod from the state file failed, a restarted kubelet treats them as allocated until all pods are known", "podUID", uid, "err", err)
 	}
 	if changed {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -356,7 +370,8 @@ func (m *Manager) PodTerminated(uid types.UID) {
 	}
 }
 
-// UpdateCPUSets updates the CPU sets of all running containers. Run retries failures.
+// UpdateCPUSets updates the CPU sets of all running containers, which an earlier kubelet may have started.
+// Failures are retried by Run.
 func (m *Manager) UpdateCPUSets(ctx context.Context) {
 	if m.cpuSets != nil {
 		m.cpuSets.updateAll(ctx)

@@ -24,29 +24,29 @@ import (
 	"hyperkube/components/kubelet/resources"
 )
 
-// Pods are the pods of the node. Its methods must be safe for concurrent use.
+// Pods lists and terminates the pods of the node. Its methods must be safe for concurrent use.
 type Pods interface {
-	// OtherPods returns the pods that have not terminated, except for one.
+	// OtherPods returns the pods that have not terminated, except for that with the UID.
 	OtherPods(uid types.UID) []*v1.Pod
 	// Terminate terminates a pod.
 	Terminate(uid types.UID, v *pods.Verdict)
-	// Cleaned returns a channel that is closed when nothing of a pod exists any more.
+	// Cleaned returns a channel that is closed when no process of a pod runs and its volumes are removed.
 	Cleaned(uid types.UID) <-chan struct{}
 }
 
-// Node is the Node object. Its methods must be safe for concurrent use.
+// Node caches the Node object of this node. Its methods must be safe for concurrent use.
 type Node interface {
-	// Node returns the latest known Node, or nil.
+	// Node returns the latest known Node, or nil before it is known.
 	Node() *v1.Node
-	// Observe updates the latest known Node.
+	// Observe stores the Node unless a newer one is known.
 	Observe(node *v1.Node)
 }
 
-// Resources allocates devices, CPUs and memory. Its methods must be safe for concurrent use.
+// Resources allocates devices, CPUs and memory to pods. Its methods must be safe for concurrent use.
 type Resources interface {
 	// Admit allocates the resources of a pod. An error is a *resources.AdmissionError.
 	Admit(ctx context.Context, pod *v1.Pod) error
-	// Capacity returns the resources of device plugins.
+	// Capacity returns the resources of device plugins: all devices, and the healthy ones.
 	Capacity() (all, healthy v1.ResourceList)
 }
 
@@ -75,15 +75,17 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Admitter admits pods. It implements pods.Admitter. Its methods are safe for concurrent use.
+// Admitter decides whether pods that are new to this node may run. It implements pods.Admitter. Its methods
+// are safe for concurrent use.
 type Admitter struct{ cfg Config }
 
-// New creates an Admitter.
+// New returns an Admitter.
 func New(cfg Config) *Admitter { return &Admitter{cfg: cfg} }
 
-// Admit decides whether a pod that is new to this node may run, and allocates its devices, CPUs and
-// memory. A nil result admits the pod. When ctx is cancelled the kubelet is shutting down, so
-// admission does not wait for preemption victims.
+// Admit decides whether a pod that is new to this node may run, and allocates its devices, CPUs and memory.
+// others are the other pods that have not terminated. A nil result admits the pod; otherwise the result is
+// why it is rejected. When ctx is cancelled the kubelet is shutting down, so admission does not wait for
+// preemption victims.
 func (a *Admitter) Admit(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	if v := a.checkFit(ctx, pod, others); v != nil {
 		return v
@@ -101,12 +103,12 @@ func (a *Admitter) Admit(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *po
 	return nil
 }
 
-// allocateTimeout is the timeout for plugins to allocate devices.
+// allocateTimeout is how long device plugins may take to allocate the devices of a pod. After that the pod is
+// rejected.
 const allocateTimeout = 30 * time.Second
 
-// checkFit runs the admission checks for a pod that is new to this node. The checks repeat the
-// scheduler's because a pod can be bound without the scheduler, and two pods can be bound
-// concurrently to the same free resources.
+// checkFit checks whether a pod that is new to this node may run and fits on the node. For a critical pod
+// that does not fit it preempts other pods. It returns nil if the pod may run, otherwise why it is rejected.
 func (a *Admitter) checkFit(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	refuse := func(reason, message string) *pods.Verdict {
 		return &pods.Verdict{Reason: reason, Message: message}
@@ -165,6 +167,8 @@ func (a *Admitter) checkFit(ctx context.Context, pod *v1.Pod, others []*v1.Pod) 
 	return refuse("OutOf"+string(m.Name), fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d", m.Name, m.requested, m.used, m.capacity))
 }
 
+// attracted reports whether the pod's node selector and required node affinity match the node. It returns
+// false if node is nil, and true if the affinity is not valid.
 func attracted(pod *v1.Pod, node *v1.Node) bool {
 	if node == nil {
 		return false
@@ -173,9 +177,9 @@ func attracted(pod *v1.Pod, node *v1.Node) bool {
 	return ok || err != nil
 }
 
-// newestNode gets the Node from the API server. Pods and the Node are watched separately, so a pod
-// that matches newly added labels can arrive before the Node update. newestNode returns nil on
-// failure.
+// newestNode gets the Node from the API server. Pods and the Node are watched separately, so a pod that
+// matches newly added labels can arrive before the Node update. It returns nil without an API server and
+// after an error.
 func (a *Admitter) newestNode() *v1.Node {
 	if a.cfg.Kube == nil {
 		return nil
@@ -194,8 +198,8 @@ func (a *Admitter) newestNode() *v1.Node {
 // getNodeTimeout is the timeout for the API server to return the Node.
 const getNodeTimeout = 10 * time.Second
 
-// hasUntoleratedNoExecuteTaint reports whether the pod does not tolerate a NoExecute taint and would be evicted
-// immediately.
+// hasUntoleratedNoExecuteTaint reports whether the pod does not tolerate one of the NoExecute taints, so that
+// it would be evicted immediately.
 func hasUntoleratedNoExecuteTaint(pod *v1.Pod, taints []v1.Taint) bool {
 	for i := range taints {
 		tolerated := taints[i].Effect != v1.TaintEffectNoExecute || slices.ContainsFunc(pod.Spec.Tolerations, func(t v1.Toleration) bool {

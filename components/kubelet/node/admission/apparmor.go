@@ -13,8 +13,8 @@ import (
 	"hyperkube/components/kubelet/pod/pods"
 )
 
-// admitAppArmor rejects a pod that requires an AppArmor profile when AppArmor is unavailable, so that no
-// container runs less confined than specified.
+// admitAppArmor returns the rejection of a pod that requires an AppArmor profile if AppArmor is unavailable,
+// so that no container runs less confined than specified. It returns nil if the pod may run.
 //
 // https://kubernetes.io/docs/tutorials/security/apparmor/
 func admitAppArmor(pod *v1.Pod) *pods.Verdict {
@@ -27,8 +27,8 @@ func admitAppArmor(pod *v1.Pod) *pods.Verdict {
 	return nil
 }
 
-// checkAppArmor returns an error if the kernel whose sysfs is mounted at sys cannot enforce the pod's
-// AppArmor profiles.
+// checkAppArmor returns an error if the kernel cannot enforce the AppArmor profiles that the pod requires, or
+// a profile has no name. sys is the mount point of sysfs.
 func checkAppArmor(pod *v1.Pod, sys string) error {
 	var whole *v1.AppArmorProfile
 	if sc := pod.Spec.SecurityContext; sc != nil {
@@ -73,7 +73,8 @@ func checkAppArmor(pod *v1.Pod, sys string) error {
 	return nil
 }
 
-// hasAppArmor reports whether AppArmor is compiled into the kernel and enabled.
+// hasAppArmor reports whether AppArmor is compiled into the kernel and enabled. sys is the mount point of
+// sysfs.
 func hasAppArmor(sys string) bool {
 	if _, err := os.Stat(filepath.Join(sys, "kernel/security/apparmor")); err != nil {
 		return false

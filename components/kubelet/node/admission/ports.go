@@ -21,6 +21,7 @@ func portsClash(a, b *v1.Pod) bool {
 	return false
 }
 
+// anyAddress is the host IP of ports that are bound to all addresses.
 const anyAddress = "0.0.0.0"
 
 // hostPorts iterates over the host ports of a pod's containers and sidecars, with defaults applied.

@@ -23,8 +23,9 @@ type insufficientResource struct {
 	requested, used, capacity int64
 }
 
-// insufficientResources returns the resources that are insufficient for pod when the pods in others already
-// run on the node.
+// insufficientResources returns the resources that do not suffice for pod if the pods in others already run
+// on the node, by name; pods, the number of pods, comes first. Resources of device plugins and DRA drivers
+// are not included.
 func (a *Admitter) insufficientResources(pod *v1.Pod, others []*v1.Pod) []insufficientResource {
 	var out []insufficientResource
 	look := func(name v1.ResourceName, requested, used, capacity int64) {
@@ -59,8 +60,8 @@ func (a *Admitter) insufficientResources(pod *v1.Pod, others []*v1.Pod) []insuff
 	return out
 }
 
-// nonPluginExtendedResource returns the allocatable quantity of an extended resource that a component other than a
-// device plugin has set in the Node's status.
+// nonPluginExtendedResource returns the allocatable quantity of an extended resource that a component other
+// than a device plugin has set in the Node's status. has is false if there is none.
 func (a *Admitter) nonPluginExtendedResource(name v1.ResourceName) (q resource.Quantity, has bool) {
 	node := a.cfg.Node.Node()
 	if node == nil {
@@ -75,16 +76,20 @@ func (a *Admitter) nonPluginExtendedResource(name v1.ResourceName) (q resource.Q
 	return q, has
 }
 
-// providedByClaim reports whether a DRA claim provides the extended resource to the pod.
+// providedByClaim reports whether a ResourceClaim provides the extended resource to the pod (DRA), so that
+// the node need not have it.
 func providedByClaim(pod *v1.Pod, name v1.ResourceName) bool {
 	s := pod.Status.ExtendedResourceClaimStatus
 	return s != nil && slices.ContainsFunc(s.RequestMappings, func(m v1.ContainerExtendedResourceRequest) bool { return m.ResourceName == string(name) })
 }
 
-// preemptionFailedPrefix is the prefix of the message for a critical pod for which preemption fails.
+// preemptionFailedPrefix is the beginning of the message, with upstream's text, for a critical pod for which
+// preemption fails.
 const preemptionFailedPrefix = "Unexpected error while attempting to recover from admission failure: "
 
-// PreemptForResize implements pods.Admitter. It preempts pods for the resize of a critical pod.
+// PreemptForResize preempts pods for the resize of a critical pod, and waits until they have terminated. made
+// is true if resources were freed. Otherwise why is the reason for which the resize is deferred: message, or
+// why preemption has failed. It implements pods.Admitter.
 func (a *Admitter) PreemptForResize(ctx context.Context, pod *v1.Pod, message string) (made bool, why string) {
 	if !pods.IsCritical(pod) {
 		return false, message
@@ -103,12 +108,13 @@ func (a *Admitter) PreemptForResize(ctx context.Context, pod *v1.Pod, message st
 	return true, ""
 }
 
-// preemptTimeout is how long the kubelet waits for preemption victims, in addition to their
-// termination grace period.
+// preemptTimeout is how long the kubelet waits for the termination of preemption victims, in addition to
+// their termination grace period.
 const preemptTimeout = 10 * time.Second
 
-// preempt terminates pods to free resources for a critical pod, and waits until they have
-// terminated or ctx is done.
+// preempt terminates pods of others to free the missing resources for the critical pod, and waits until they
+// have terminated, their grace period plus preemptTimeout has passed, or ctx is done. It returns an error if
+// no pods can be preempted.
 func (a *Admitter) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, missing []insufficientResource) error {
 	var need []preemption.Requirement
 	for _, m := range missing {
@@ -144,7 +150,8 @@ func (a *Admitter) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, m
 	return nil
 }
 
-// fixedResource reports whether a resource's capacity is determined by the node's hardware.
+// fixedResource reports whether a resource is CPU, memory, ephemeral storage or huge pages, whose capacity
+// the machine determines.
 func fixedResource(name v1.ResourceName) bool {
 	switch name {
 	case v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage:

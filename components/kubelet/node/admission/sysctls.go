@@ -29,8 +29,8 @@ var safeSysctls = map[string]bool{
 	"net.ipv4.tcp_notsent_lowat":          true,
 }
 
-// forbiddenSysctl returns why a pod may not set a sysctl, or "" if it may. A pod cannot set a sysctl of a
-// namespace that it shares with the host.
+// forbiddenSysctl returns why a pod may not set the sysctl, or "" if it may. A sysctl must be safe or allowed
+// by the configuration, and its namespace must not be shared with the host.
 func (a *Admitter) forbiddenSysctl(pod *v1.Pod, name string) string {
 	name = sysctl.NormalizeName(name)
 	allowed := safeSysctls[name] || slices.ContainsFunc(a.cfg.AllowedUnsafeSysctls, func(a string) bool {

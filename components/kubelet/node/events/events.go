@@ -12,14 +12,15 @@ import (
 	"hyperkube/components/kubelet/node/nodestatus"
 )
 
-// Recorder records events of one kubelet. Its methods are safe for concurrent use.
+// Recorder emits the events of one kubelet about its node and pods. Its methods are safe for concurrent use
+// and do not block.
 type Recorder struct {
 	record.EventRecorder
 	nodeName    string
 	broadcaster record.EventBroadcaster
 }
 
-// New creates a Recorder, which discards events until Start is called.
+// New returns a Recorder, which discards events until Start is called.
 func New(nodeName string) *Recorder {
 	b := record.NewBroadcaster()
 	return &Recorder{
@@ -28,8 +29,8 @@ func New(nodeName string) *Recorder {
 	}
 }
 
-// Start sends events to the API server, at most qps per second on average, and bursts of at most burst events. A qps of
-// 0 means no limit.
+// Start sends events to the API server, at most qps per second on average, and at most burst in a burst. A
+// qps of 0 means no limit.
 func (r *Recorder) Start(kube kubernetes.Interface, qps int32, burst int) {
 	var sink record.EventSink = &typedcorev1.EventSinkImpl{Interface: kube.CoreV1().Events("")}
 	if qps > 0 {
@@ -38,56 +39,57 @@ func (r *Recorder) Start(kube kubernetes.Interface, qps int32, burst int) {
 	r.broadcaster.StartRecordingToSink(sink)
 }
 
-// Shutdown stops the delivery of events.
+// Shutdown stops sending events. Events that were not sent yet are lost.
 func (r *Recorder) Shutdown() { r.broadcaster.Shutdown() }
 
-// Node emits an event of the type kind, Normal or Warning, for the node.
+// Node emits an event about the node. kind is Normal or Warning.
 func (r *Recorder) Node(kind, reason, message string) {
 	r.Event(nodestatus.Reference(r.nodeName), kind, reason, message)
 }
 
-// NodeWarning emits a Warning event for the node.
+// NodeWarning emits a Warning event about the node.
 func (r *Recorder) NodeWarning(reason, message string) {
 	r.Node(v1.EventTypeWarning, reason, message)
 }
 
-// NodeNormal emits a Normal event for the node.
+// NodeNormal emits a Normal event about the node.
 func (r *Recorder) NodeNormal(reason, message string) { r.Node(v1.EventTypeNormal, reason, message) }
 
-// PodWarning emits a Warning event for a pod.
+// PodWarning emits a Warning event about a pod.
 func (r *Recorder) PodWarning(pod *v1.Pod, reason, message string) {
 	r.Event(podReference(pod), v1.EventTypeWarning, reason, message)
 }
 
-// DuplicateStaticPod emits an event for a static pod of a file that is ignored because another one has
-// the same name.
+// DuplicateStaticPod emits a Warning event about the static pod of a manifest file that is not run because
+// another manifest has a pod of the same name.
 func (r *Recorder) DuplicateStaticPod(p *v1.Pod) {
 	r.Eventf(podReference(p), v1.EventTypeWarning, "FailedValidation", "Error validating pod %s_%s(%s) from %s due to duplicate pod name %q, ignoring", p.Name, p.Namespace, p.UID, "file", p.Name)
 }
 
+// podReference returns the reference to a pod in events.
 func podReference(pod *v1.Pod) *v1.ObjectReference {
 	return &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 }
 
-// limitedSink is an EventSink that limits the rate of events.
+// limitedSink is an event sink that delays events above the rate limit.
 type limitedSink struct {
 	record.EventSink
 	limit flowcontrol.RateLimiter
 }
 
-// Create implements record.EventSink.
+// Create creates an event in the API when the rate limit permits it.
 func (s *limitedSink) Create(e *v1.Event) (*v1.Event, error) {
 	s.limit.Accept()
 	return s.EventSink.Create(e)
 }
 
-// Update implements record.EventSink.
+// Update updates an event in the API when the rate limit permits it.
 func (s *limitedSink) Update(e *v1.Event) (*v1.Event, error) {
 	s.limit.Accept()
 	return s.EventSink.Update(e)
 }
 
-// Patch implements record.EventSink.
+// Patch patches an event in the API when the rate limit permits it.
 func (s *limitedSink) Patch(old *v1.Event, data []byte) (*v1.Event, error) {
 	s.limit.Accept()
 	return s.EventSink.Patch(old, data)

@@ -19,7 +19,8 @@ type Storage struct {
 	Rest int64
 }
 
-// limitedContainers returns the containers whose limits apply as long as the pod runs.
+// limitedContainers returns the app containers and sidecars, whose storage limits apply as long as the pod
+// runs.
 func limitedContainers(pod *v1.Pod) []*v1.Container {
 	var out []*v1.Container
 	for i := range pod.Spec.Containers {
@@ -33,7 +34,8 @@ func limitedContainers(pod *v1.Pod) []*v1.Container {
 	return out
 }
 
-// hasLimits reports whether the pod has local storage limits. Only such pods are measured.
+// hasLimits reports whether the pod has limits of emptyDir volumes or of ephemeral storage. Only such pods
+// are measured.
 func hasLimits(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if e := pod.Spec.Volumes[i].EmptyDir; e != nil && e.SizeLimit != nil && e.SizeLimit.Sign() > 0 {
@@ -44,8 +46,8 @@ func hasLimits(pod *v1.Pod) bool {
 	return ok
 }
 
-// overLimit returns the message and the metrics signal of the local storage limit that the pod
-// exceeds, or empty strings.
+// overLimit returns the message of the eviction and the metrics signal of the first local storage limit that
+// the usage s of the pod exceeds, or empty strings.
 //
 // https://kubernetes.io/docs/concepts/storage/ephemeral-storage/
 func overLimit(pod *v1.Pod, s Storage) (message, signal string) {

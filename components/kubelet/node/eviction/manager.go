@@ -18,7 +18,8 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Intervals and timeouts, as upstream.
+// measureInterval is the interval of eviction checks, and cleanupWait is how long they wait for the
+// termination of an evicted pod, as in upstream.
 const (
 	measureInterval = 10 * time.Second
 	cleanupWait     = 30 * time.Second
@@ -54,7 +55,7 @@ type Config struct {
 	Evict func(pod *v1.Pod, grace int64, message string, disrupted bool) <-chan struct{}
 	// Disks returns the file systems of the node. Nil means a single one.
 	Disks func(ctx context.Context) (Disks, error)
-	// FreeDisk removes what is unused.
+	// FreeDisk removes unused files to reclaim disk space.
 	FreeDisk func(ctx context.Context, what Reclaim) error
 	// Changed is called when a pressure condition has changed.
 	Changed func()
@@ -65,7 +66,8 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Manager monitors eviction signals and evicts pods. Its methods are safe for concurrent use.
+// Manager periodically measures the eviction signals, sets the node's pressure conditions, reclaims disk
+// space, and evicts pods. Its methods are safe for concurrent use.
 type Manager struct {
 	cfg     Config
 	evicted *prometheus.CounterVec
@@ -75,7 +77,7 @@ type Manager struct {
 	state State
 }
 
-// New creates a Manager.
+// New returns a Manager, which does nothing before Run.
 func New(cfg Config) *Manager {
 	return &Manager{
 		cfg: cfg,
@@ -88,10 +90,10 @@ func New(cfg Config) *Manager {
 	}
 }
 
-// Metrics returns the metrics of evictions.
+// Metrics returns the collectors of the metrics of evictions.
 func (m *Manager) Metrics() []prometheus.Collector { return []prometheus.Collector{m.evicted, m.age} }
 
-// Pressure reports whether the node has the pressure condition.
+// Pressure reports whether the node has the pressure condition c, such as MemoryPressure.
 func (m *Manager) Pressure(c v1.NodeConditionType) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -118,7 +120,9 @@ func (m *Manager) Reject(pod *v1.Pod, qos v1.PodQOSClass) string {
 	return fmt.Sprintf("The node had condition: %v. ", conditions)
 }
 
-// Run monitors the signals until ctx is done.
+// Run checks the eviction signals periodically, and early when the kernel reports low memory, until ctx is
+// done. A failed check is retried in the next interval. After an eviction it waits until the pod has
+// terminated.
 func (m *Manager) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -139,7 +143,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			m.cfg.Log.Warn("eviction check failed, retrying", "err", err)
+			m.cfg.Log.Warn("eviction check failed, no pod is evicted until a check succeeds", "err", err)
 		}
 		next := measureInterval
 		if len(ended) > 0 {
@@ -153,7 +157,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// waitForTermination waits until evicted pods have terminated, so that no more pods than necessary are evicted.
+// waitForTermination waits up to cleanupWait until the channels of evicted pods are closed, so that no more
+// pods than necessary are evicted.
 func (m *Manager) waitForTermination(ctx context.Context, ended []<-chan struct{}) {
 	limit := time.NewTimer(cleanupWait)
 	defer limit.Stop()
@@ -161,7 +166,7 @@ func (m *Manager) waitForTermination(ctx context.Context, ended []<-chan struct{
 		select {
 		case <-done:
 		case <-limit.C:
-			m.cfg.Log.Info("evicted pods did not terminate in time, checking eviction thresholds again", "timeout", cleanupWait)
+			m.cfg.Log.Info("evicted pods did not terminate in time, more pods may be evicted", "timeout", cleanupWait)
 			return
 		case <-ctx.Done():
 			return
@@ -169,7 +174,10 @@ func (m *Manager) waitForTermination(ctx context.Context, ended []<-chan struct{
 	}
 }
 
-// synchronize measures the signals once and acts on them. It returns a channel for each evicted pod.
+// synchronize checks the signals once: it updates the pressure conditions and evicts the pods that exceed
+// their storage limits. If there are none and a threshold is met, it reclaims disk space and, if the
+// threshold is still met, evicts one pod. It returns a channel for each evicted pod that is closed when the
+// pod has terminated.
 func (m *Manager) synchronize(ctx context.Context) ([]<-chan struct{}, error) {
 	now, err := m.cfg.Measure(ctx)
 	if err != nil {
@@ -194,7 +202,7 @@ func (m *Manager) synchronize(ctx context.Context) ([]<-chan struct{}, error) {
 	}
 	ended, err := m.enforceLimits(ctx)
 	if err != nil {
-		m.cfg.Log.Warn("measuring local ephemeral storage of pods failed, retrying at the next eviction check", "err", err)
+		m.cfg.Log.Warn("measuring local ephemeral storage of pods failed, storage limits are not enforced until the next eviction check", "err", err)
 	}
 	if len(ended) > 0 || len(due) == 0 {
 		return ended, nil
@@ -227,11 +235,13 @@ func (m *Manager) synchronize(ctx context.Context) ([]<-chan struct{}, error) {
 	return ended, err
 }
 
+// due reports whether list has a threshold of the same signal as t.
 func (m *Manager) due(list []Threshold, t Threshold) bool {
 	return slices.ContainsFunc(list, func(o Threshold) bool { return o.Signal == t.Signal })
 }
 
-// arm requests a kernel notification when the hard memory threshold is crossed.
+// arm requests a kernel notification for when the hard memory threshold is crossed. now are the measured
+// signals. Without notifications the periodic checks suffice.
 func (m *Manager) arm(now map[Signal]Observation) {
 	if m.cfg.Watch == nil {
 		return
@@ -245,7 +255,8 @@ func (m *Manager) arm(now map[Signal]Observation) {
 	}
 }
 
-// enforceLimits evicts the pods that exceed their local storage limits.
+// enforceLimits evicts all pods that exceed their local storage limits. It returns a channel for each of them
+// that is closed when it has terminated.
 func (m *Manager) enforceLimits(ctx context.Context) ([]<-chan struct{}, error) {
 	if m.cfg.Storage == nil {
 		return nil, nil
@@ -273,7 +284,8 @@ func (m *Manager) enforceLimits(ctx context.Context) ([]<-chan struct{}, error) 
 	return out, nil
 }
 
-// evictFirst evicts the pod that is ranked first.
+// evictFirst evicts the pod that is ranked first for the threshold t, which is met by the measured signals
+// now. It returns a channel that is closed when the pod has terminated, or an error if no pod can be evicted.
 func (m *Manager) evictFirst(ctx context.Context, t Threshold, now map[Signal]Observation, disks Disks) ([]<-chan struct{}, error) {
 	usage, err := m.cfg.Usage(ctx)
 	if err != nil {
@@ -308,6 +320,8 @@ func (m *Manager) evictFirst(ctx context.Context, t Threshold, now map[Signal]Ob
 	return []<-chan struct{}{m.evict(pod, grace, message, annotations, true)}, nil
 }
 
+// evict terminates a pod with a grace period in seconds and emits an event with message and annotations. The
+// channel is closed when the pod has terminated. disrupted is that of Config.Evict.
 func (m *Manager) evict(pod *v1.Pod, grace int64, message string, annotations map[string]string, disrupted bool) <-chan struct{} {
 	m.cfg.Log.Warn("evicting pod", "pod", pod.Namespace+"/"+pod.Name, "message", message)
 	ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}

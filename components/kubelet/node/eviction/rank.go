@@ -25,7 +25,7 @@ type Usage struct {
 	Layer, Logs Files
 }
 
-// Candidate is a pod that may be evicted, and its usage.
+// Candidate is a pod that may be evicted, and its resource usage.
 type Candidate struct {
 	Pod        *v1.Pod
 	Containers []Usage
@@ -33,10 +33,12 @@ type Candidate struct {
 	Memory, Processes int64
 	// Volumes is the usage of volumes on the node's disk.
 	Volumes Files
-	// Measured: the usage is known. A pod whose usage is unknown is evicted first.
+	// Measured means that the usage is known. A pod whose usage is unknown is evicted first.
 	Measured bool
 }
 
+// usage returns the pod's usage of the resource short. For disk resources only the files of the kinds of
+// count.
 func (c *Candidate) usage(short v1.ResourceName, of parts) int64 {
 	switch short {
 	case v1.ResourceMemory:
@@ -51,7 +53,7 @@ func (c *Candidate) usage(short v1.ResourceName, of parts) int64 {
 	return 0
 }
 
-// files returns the usage of the pod's files that count for the signal.
+// files returns the disk usage of the pod's files of the kinds of.
 func (c *Candidate) files(of parts) Files {
 	var sum Files
 	add := func(counts bool, f Files) {
@@ -67,7 +69,8 @@ func (c *Candidate) files(of parts) Files {
 	return sum
 }
 
-// over returns how much the pod's usage exceeds its request.
+// over returns by how much the pod's usage of the resource exceeds its request. Only memory and ephemeral
+// storage have requests; for other resources it returns the usage.
 func (c *Candidate) over(short v1.ResourceName, of parts) int64 {
 	used := c.usage(short, of)
 	if short == v1.ResourceMemory || short == v1.ResourceEphemeralStorage {
@@ -77,9 +80,10 @@ func (c *Candidate) over(short v1.ResourceName, of parts) int64 {
 	return used
 }
 
-// rank sorts the pods in eviction order: pods that exceed their requests first, then by ascending
-// priority, then by descending excess over the request. There are no requests for processes and
-// inodes. Only files on the file system of the signal count.
+// rank sorts the pods in the order in which they are evicted: pods whose usage is unknown first, then those
+// that exceed their requests, then by ascending priority, then by descending excess over the request. There
+// are no requests for inodes and processes; for processes only the priority and the number count. Only files
+// on the file system of the signal count.
 func rank(list []*Candidate, signal Signal, disks Disks) {
 	short, of := signals[signal].resource, disks.parts(signal)
 	slices.SortStableFunc(list, func(a, b *Candidate) int {
@@ -98,6 +102,8 @@ func rank(list []*Candidate, signal Signal, disks Disks) {
 	})
 }
 
+// yesFirst returns the result of a comparison in which elements with a property come first. yes: the first
+// element has it.
 func yesFirst(yes bool) int {
 	if yes {
 		return -1
@@ -105,7 +111,7 @@ func yesFirst(yes bool) int {
 	return 1
 }
 
-// Annotations of eviction events.
+// Annotations of eviction events, as in upstream.
 const (
 	offendingKey = "offending_containers"
 	usageKey     = "offending_containers_usage"
@@ -114,7 +120,8 @@ const (
 	starvedKey   = "starved_resource"
 )
 
-// explain returns the message and the event annotations of an eviction.
+// explain returns the message and the event annotations of the eviction of c because of the threshold t. They
+// name the containers whose usage exceeds their requests. now are the measured signals.
 func explain(c *Candidate, t Threshold, now map[Signal]Observation) (string, map[string]string) {
 	short := signals[t.Signal].resource
 	var b strings.Builder
@@ -158,7 +165,7 @@ func explain(c *Candidate, t Threshold, now map[Signal]Observation) (string, map
 	return b.String(), notes
 }
 
-// amount formats n like the kubelet's statistics.
+// amount returns n of the resource short as a quantity, in the format of upstream's messages.
 func amount(short v1.ResourceName, n int64) *resource.Quantity {
 	if short == ResourceInodes || short == ResourcePIDs {
 		return resource.NewQuantity(n, resource.DecimalSI)
@@ -166,6 +173,7 @@ func amount(short v1.ResourceName, n int64) *resource.Quantity {
 	return resource.NewQuantity(n, resource.BinarySI)
 }
 
+// container returns the app or init container of that name in the pod spec, or nil.
 func container(pod *v1.Pod, name string) *v1.Container {
 	for _, list := range [][]v1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for i := range list {

@@ -21,11 +21,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Signal is an eviction signal.
+// Signal is the name of an eviction signal, such as "memory.available".
 type Signal string
 
-// The documented signals. AllocatableMemoryAvailable cannot be configured: it is the available
-// memory within the memory limit of all pods together.
+// The eviction signals of the Kubernetes documentation, and AllocatableMemoryAvailable, which cannot be
+// configured: the available memory within the memory limit of all pods together.
 const (
 	MemoryAvailable            Signal = "memory.available"
 	NodeFsAvailable            Signal = "nodefs.available"
@@ -38,18 +38,20 @@ const (
 	AllocatableMemoryAvailable Signal = "allocatableMemory.available"
 )
 
-// Resources of signals that are not API resources.
+// Names of the resources of signals that are not resources of the API.
 const (
 	ResourceInodes v1.ResourceName = "inodes"
 	ResourcePIDs   v1.ResourceName = "pids"
 )
 
-// signalInfo are the resource and the condition of a signal.
+// signalInfo are the resource of a signal and the node condition that is set when one of its thresholds is
+// met.
 type signalInfo struct {
 	resource  v1.ResourceName
 	condition v1.NodeConditionType
 }
 
+// signals are all known eviction signals.
 var signals = map[Signal]signalInfo{
 	MemoryAvailable:            {v1.ResourceMemory, v1.NodeMemoryPressure},
 	AllocatableMemoryAvailable: {v1.ResourceMemory, v1.NodeMemoryPressure},
@@ -69,7 +71,7 @@ type Value struct {
 	Percent float64
 }
 
-// Of returns the value for a capacity, in the same unit.
+// Of returns the value in the unit of capacity: bytes, inodes or processes.
 func (v Value) Of(capacity int64) int64 {
 	if v.Percent != 0 {
 		return int64(float64(capacity) * v.Percent / 100)
@@ -77,7 +79,7 @@ func (v Value) Of(capacity int64) int64 {
 	return v.Quantity.Value()
 }
 
-// quantity returns the value for a capacity in the format of messages.
+// quantity returns the value for a capacity as a quantity for messages.
 func (v Value) quantity(capacity int64) *resource.Quantity {
 	if v.Percent != 0 {
 		return resource.NewQuantity(v.Of(capacity), resource.BinarySI)
@@ -86,7 +88,8 @@ func (v Value) quantity(capacity int64) *resource.Quantity {
 	return &q
 }
 
-// Threshold is the minimum available value of a signal.
+// Threshold is the minimum available value of a signal. If less is available, the threshold is met and pods
+// are evicted.
 type Threshold struct {
 	Signal Signal
 	Value  Value
@@ -105,8 +108,8 @@ type Settings struct {
 	Hard, Soft, SoftGrace, MinimumReclaim map[string]string
 }
 
-// Thresholds parses the settings and returns thresholds in a stable order. As upstream, thresholds
-// of 0% or 100% are ignored.
+// Thresholds parses the settings and returns the hard, then the soft thresholds in a stable order. As
+// upstream, thresholds of 0% or 100% are ignored. It returns an error that describes all invalid settings.
 func (s Settings) Thresholds() ([]Threshold, error) {
 	var errs []error
 	grace := map[Signal]time.Duration{}
@@ -173,6 +176,7 @@ func (s Settings) Thresholds() ([]Threshold, error) {
 	return out, errors.Join(errs...)
 }
 
+// validateSignal returns an error if the signal is unknown or cannot be configured.
 func validateSignal(signal string) error {
 	if _, ok := signals[Signal(signal)]; !ok || Signal(signal) == AllocatableMemoryAvailable {
 		return fmt.Errorf("unsupported signal %q", signal)
@@ -180,7 +184,7 @@ func validateSignal(signal string) error {
 	return nil
 }
 
-// parseValue parses "100Mi" or "10%".
+// parseValue parses a quantity such as "100Mi" or a percentage such as "10%".
 func parseValue(text string) (Value, error) {
 	if p, ok := strings.CutSuffix(text, "%"); ok {
 		n, err := strconv.ParseFloat(p, 32)
@@ -199,22 +203,24 @@ func parseValue(text string) (Value, error) {
 	return Value{Quantity: q}, nil
 }
 
-// Observation is the observed value of a signal.
+// Observation is the measured value of a signal, in bytes, inodes or processes.
 type Observation struct{ Available, Capacity int64 }
 
-// State is the state between two measurements. The zero value is the state of a node that has just
-// started.
+// State is what must be remembered between two measurements. The zero value is the state of a node that has
+// just started.
 type State struct {
+	// first is since when each threshold is met, by its index, and last is when a threshold of each condition
+	// was last met.
 	first  map[int]time.Time // when a threshold was first met, by index
 	last   map[v1.NodeConditionType]time.Time
 	due    map[int]bool // thresholds that required action at the last measurement, by index
 	active map[v1.NodeConditionType]bool
 }
 
-// Pressure reports whether the node has the pressure condition.
+// Pressure reports whether the node has the pressure condition c.
 func (s *State) Pressure(c v1.NodeConditionType) bool { return s.active[c] }
 
-// Conditions returns all pressure conditions, sorted.
+// Conditions returns the pressure conditions that the node has, sorted.
 func (s *State) Conditions() []v1.NodeConditionType {
 	var out []v1.NodeConditionType
 	for c, on := range s.active {
@@ -226,9 +232,10 @@ func (s *State) Conditions() []v1.NodeConditionType {
 	return out
 }
 
-// Step updates the state with the observed values and returns the thresholds that require action
-// now, the most urgent first. transition is how long a pressure condition is kept after the
-// pressure has ended.
+// Step updates the state with the signals now, which were measured at the time at, and returns the thresholds
+// of all that require an eviction, the most urgent first: those that have been met for their grace period.
+// transition is how long a pressure condition is kept after no threshold is met any more. all must be the
+// same in each call.
 func (s *State) Step(all []Threshold, now map[Signal]Observation, at time.Time, transition time.Duration) []Threshold {
 	if s.first == nil {
 		s.first, s.last = map[int]time.Time{}, map[v1.NodeConditionType]time.Time{}
@@ -283,8 +290,8 @@ func urgency(t Threshold) int {
 	return n
 }
 
-// thresholdMet reports whether a threshold is met. With reclaim, the minimum reclaim is added to the
-// threshold.
+// thresholdMet reports whether less than the threshold is available. With reclaim, the minimum reclaim is
+// added to the threshold. A signal that was not measured is not met.
 func thresholdMet(t Threshold, now map[Signal]Observation, reclaim bool) bool {
 	o, ok := now[t.Signal]
 	if !ok {

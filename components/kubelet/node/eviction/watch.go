@@ -27,21 +27,22 @@ type MemoryWatch struct {
 // the threshold is armed again.
 const minRearmDifference = 16 << 20
 
-// stallTrigger requests a notification when some process has waited for memory for 100 ms within a
+// stallTrigger is the PSI trigger that notifies when some process has waited for memory for 100 ms within a
 // second.
 const stallTrigger = "some 100000 1000000"
 
-// NewMemoryWatch creates a MemoryWatch. dir is the root cgroup of the memory controller of cgroup
-// v1, or empty.
+// NewMemoryWatch returns a MemoryWatch without a request. dir is the root cgroup of the memory controller of
+// cgroup v1, or empty on cgroup v2.
 func NewMemoryWatch(dir string) *MemoryWatch {
 	return &MemoryWatch{dir: dir, fired: make(chan struct{}, 1)}
 }
 
-// C returns a channel that receives when memory may be low.
+// C returns a channel that receives a value when memory may be low.
 func (w *MemoryWatch) C() <-chan struct{} { return w.fired }
 
-// Arm requests a notification for when left more bytes are in use. It replaces the previous
-// request.
+// Arm requests a notification for when left more bytes of memory are in use. It replaces the previous request
+// if that differs much. With PSI, left is ignored and the request remains. If left is not positive, nothing
+// is requested. It returns an error if the kernel rejects the request.
 func (w *MemoryWatch) Arm(left int64) error {
 	if w.dir == "" {
 		if w.file != nil {
@@ -70,7 +71,7 @@ func (w *MemoryWatch) Arm(left int64) error {
 	return w.armThreshold(at)
 }
 
-// alive reports whether the armed threshold has not fired.
+// alive reports whether the requested notification has not been sent yet.
 func (w *MemoryWatch) alive() bool {
 	select {
 	case <-w.done:
@@ -80,7 +81,7 @@ func (w *MemoryWatch) alive() bool {
 	}
 }
 
-// armThreshold arms a memory threshold of cgroup v1.
+// armThreshold requests a notification, once, for when at bytes of memory are in use, on cgroup v1.
 //
 // https://docs.kernel.org/admin-guide/cgroup-v1/memory.html#memory-thresholds
 func (w *MemoryWatch) armThreshold(at int64) error {
@@ -108,8 +109,8 @@ func (w *MemoryWatch) armThreshold(at int64) error {
 	return nil
 }
 
-// armPSI watches the memory stalls of the whole machine. The kernel signals them as an exceptional
-// condition (EPOLLPRI), which Go's poller does not support. Therefore an epoll descriptor that
+// armPSI requests a notification for each memory stall of the whole machine. The kernel signals stalls as an
+// exceptional condition (EPOLLPRI), which Go's poller does not support. Therefore an epoll descriptor that
 // watches for it is added to Go's poller.
 //
 // https://docs.kernel.org/accounting/psi.html
@@ -153,7 +154,8 @@ func (w *MemoryWatch) armPSI() error {
 	return nil
 }
 
-// notify starts a goroutine that sends to C each time wait returns without an error, or only once.
+// notify starts a goroutine that sends to C each time wait returns without an error. With once it stops after
+// the first time. Close stops it by closing file, on which wait blocks.
 func (w *MemoryWatch) notify(file *os.File, wait func() error, once bool) {
 	ended := make(chan struct{})
 	w.file, w.done = file, ended
@@ -171,7 +173,7 @@ func (w *MemoryWatch) notify(file *os.File, wait func() error, once bool) {
 	}()
 }
 
-// Close disarms the notification and waits until its goroutine has returned.
+// Close cancels the request and waits until its goroutine has returned. Without a request it does nothing.
 func (w *MemoryWatch) Close() {
 	if w.file == nil {
 		return

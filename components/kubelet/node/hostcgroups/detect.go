@@ -10,22 +10,24 @@ import (
 	"hyperkube/components/kubelet/pod/pods"
 )
 
-// Detector detects the properties of the runtime on which the cgroups of pods depend.
+// Detector detects the properties of the container runtime on which container IDs and the cgroups of pods
+// depend.
 type Detector struct {
 	Runtime runtimeapi.RuntimeServiceClient
 	// Platform receives the detected properties.
 	Platform *pods.Platform
-	// Systemd is the configured cgroup driver, for a runtime that does not report its own. LosingSupport
-	// counts such runtimes.
+	// Systemd is the configured cgroup driver, for a runtime that does not report its own. LosingSupport is
+	// called for such a runtime, to count it in a metric.
 	Systemd       bool
 	LosingSupport func()
 }
 
-// runtimeConfigAttempts is how often RuntimeConfig is called if the runtime exits during the call.
+// runtimeConfigAttempts is how often RuntimeConfig is called if the call fails, for example because the
+// runtime exits during the call.
 const runtimeConfigAttempts = 3
 
-// detectCgroupDriver gets the cgroup driver from the runtime. For an older runtime without RuntimeConfig,
-// the configured driver is used.
+// detectCgroupDriver stores the cgroup driver that the runtime reports in Platform. For an older runtime
+// without RuntimeConfig, the configured driver is used. It returns an error if the runtime fails.
 func (d Detector) detectCgroupDriver(ctx context.Context) error {
 	d.Platform.SetSystemd(d.Systemd)
 	var err error
@@ -46,7 +48,8 @@ func (d Detector) detectCgroupDriver(ctx context.Context) error {
 	return fmt.Errorf("getting the cgroup driver from the runtime: %w", err)
 }
 
-// Detect gets the name and the cgroup driver of the runtime when it is available.
+// Detect waits until the container runtime is available, and stores its name and cgroup driver in Platform.
+// It returns an error if the runtime fails or ctx is done; the kubelet then stops.
 func (d Detector) Detect(ctx context.Context) error {
 	v, err := d.Runtime.Version(ctx, &runtimeapi.VersionRequest{}, cri.WaitForReady())
 	if err != nil {

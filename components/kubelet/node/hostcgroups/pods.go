@@ -32,7 +32,8 @@ type Config struct {
 	// EnforcePods limits the memory of all pods together to PodsMemoryLimit, in bytes.
 	EnforcePods     bool
 	PodsMemoryLimit int64
-	// MemoryQoS protects the reserved memory, and TieredMemory the memory requests of pods, on cgroup v2.
+	// MemoryQoS protects the reserved memory from reclaim, and TieredMemory the memory requests of pods, on
+	// cgroup v2.
 	MemoryQoS, TieredMemory bool
 	// Reserved are the limits of existing cgroups to enforce.
 	Reserved []Reservation
@@ -46,22 +47,24 @@ type Config struct {
 
 // Reservation limits a cgroup to reserved resources.
 type Reservation struct {
-	// Name is the value of enforceNodeAllocatable that asks for it.
+	// Name is the value of enforceNodeAllocatable that requests the limit.
 	Name   string
 	Cgroup string
-	// Resources are the reserved resources. With OnlyCPU, the others are not enforced.
+	// Resources are the reserved resources. With OnlyCPU, only CPU is enforced.
 	Resources v1.ResourceList
 	OnlyCPU   bool
 }
 
-// Host manages the cgroups of one node.
+// Host prepares the cgroups of one node that pods share, and those of the kubelet and of system processes.
 type Host struct{ cfg Config }
 
-// New creates a Host. It changes nothing before Prepare.
+// New returns a Host. It changes nothing before Prepare.
 func New(cfg Config) *Host { return &Host{cfg: cfg} }
 
-// Prepare records and creates the cgroups that pods share, and those of the kubelet and of system
-// processes. The runtime's cgroup driver must be known.
+// Prepare creates the cgroups that pods share, and those of the kubelet and of system processes, after
+// recording them in the host journal. It also sets the limits of reserved resources and moves the kubelet
+// into its cgroup. The runtime's cgroup driver must be known, because it determines the names. Without an
+// error, pods can be started.
 func (h *Host) Prepare() error {
 	if err := h.enterCgroup(); err != nil {
 		return err

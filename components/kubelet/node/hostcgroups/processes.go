@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// hostCgroups returns the manager of host cgroups. It exists even if pods have no cgroups.
+// hostCgroups returns the manager of the host's cgroups, which also exists if pods have no cgroups.
 func (h *Host) hostCgroups() (*cgroup.Manager, error) {
 	if h.cfg.Pods != nil {
 		return h.cfg.Pods, nil
@@ -23,8 +23,8 @@ func (h *Host) hostCgroups() (*cgroup.Manager, error) {
 	return cgroup.Open()
 }
 
-// enterCgroup creates the configured cgroups of the kubelet and of system processes, and moves the
-// kubelet into its cgroup.
+// enterCgroup creates the configured cgroups of the kubelet and of system processes, after recording them in
+// the host journal, and moves the kubelet into its cgroup.
 func (h *Host) enterCgroup() error {
 	own, system := h.cfg.Kubelet, h.cfg.System
 	if own == "" && system == "" {
@@ -58,8 +58,8 @@ func (h *Host) enterCgroup() error {
 // kubelet. The kernel has no notification for them.
 const moveInterval = time.Minute
 
-// MoveSystemProcesses moves processes of the root cgroup to the configured system cgroup until ctx is done.
-// It returns immediately if none is configured.
+// MoveSystemProcesses moves processes of the root cgroup to the configured system cgroup every moveInterval
+// until ctx is done. It returns immediately if none is configured. The error is always nil.
 func (h *Host) MoveSystemProcesses(ctx context.Context) error {
 	if h.cfg.System == "" {
 		return nil
@@ -73,7 +73,7 @@ func (h *Host) MoveSystemProcesses(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := h.moveOnce(groups, "/"); err != nil {
-			h.cfg.Log.Warn("moving system processes into the system cgroup failed, retrying", "cgroup", h.cfg.System, "err", err)
+			h.cfg.Log.Warn("moving system processes into the system cgroup failed, they are not limited by it until the next attempt", "cgroup", h.cfg.System, "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -83,9 +83,10 @@ func (h *Host) MoveSystemProcesses(ctx context.Context) error {
 	}
 }
 
-// moveRounds is how often a move is repeated to include processes that were started during the move.
+// moveRounds is how often a move is repeated at most, to include processes that were started during the move.
 const moveRounds = 10
 
+// moveOnce moves the processes of the cgroup from to the system cgroup, except those that must not be moved.
 func (h *Host) moveOnce(groups *cgroup.Manager, from string) error {
 	pid, err := cri.PID(h.cfg.RuntimeEndpoint)
 	if err != nil {
@@ -100,9 +101,10 @@ func (h *Host) moveOnce(groups *cgroup.Manager, from string) error {
 	return nil
 }
 
-// mustNotMove reports whether a process must not be moved: the init process, kernel threads, and
-// container runtimes with their descendants. A process that a runtime has started is about to enter
-// a pod's cgroup, and a concurrent move must not take it out again.
+// mustNotMove reports whether a process must not be moved: the init process, kernel threads, and container
+// runtimes with their descendants. A process that a runtime has started is about to enter a pod's cgroup, and
+// a concurrent move must not take it out again. runtime is the process ID of the container runtime. A process
+// that has exited is also reported.
 func mustNotMove(pid, runtime int) bool {
 	if _, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil {
 		return true // a kernel thread or an exited process

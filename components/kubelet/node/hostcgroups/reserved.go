@@ -9,8 +9,8 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// enforceReserved sets the cgroup limits of the reserved resources, and the OOM score adjustment of
-// this process.
+// enforceReserved sets the limits of the cgroups of reserved resources, and the OOM score adjustment of this
+// process. It returns an error if such a cgroup does not exist.
 func (h *Host) enforceReserved() error {
 	for _, e := range h.cfg.Reserved {
 		if !h.cfg.Pods.Exists(e.Cgroup) {
@@ -37,7 +37,7 @@ func (h *Host) enforceReserved() error {
 	// If the kernel does not let the process lower the score, the nearest possible value is used.
 	score := process.OOMScoreAdj(h.cfg.OOMScore)
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(score)), 0); err != nil {
-		h.cfg.Log.Warn("setting the kubelet's OOM score adjustment failed, keeping the current one", "score", score, "err", err)
+		h.cfg.Log.Warn("setting the kubelet's OOM score adjustment failed, the kernel may kill the kubelet before pods when memory is exhausted", "score", score, "err", err)
 	}
 	return nil
 }

@@ -8,30 +8,31 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// Timed records the duration of operations on pods' cgroups.
+// Timed is a pods.Cgroups that records the duration of its operations, for metrics.
 type Timed struct {
 	pods.Cgroups
 	// Observe records the duration of an operation: create, update or destroy.
 	Observe func(operation string, took time.Duration)
 }
 
+// observe records the duration of an operation that began at began.
 func (t Timed) observe(operation string, began time.Time) {
 	t.Observe(operation, time.Since(began))
 }
 
-// Create implements pods.Cgroups.
+// Create creates a cgroup and records the duration.
 func (t Timed) Create(name string, r cgroup.Resources) error {
 	defer t.observe("create", time.Now())
 	return t.Cgroups.Create(name, r)
 }
 
-// Set implements pods.Cgroups.
+// Set changes a cgroup and records the duration.
 func (t Timed) Set(name string, r cgroup.Resources) error {
 	defer t.observe("update", time.Now())
 	return t.Cgroups.Set(name, r)
 }
 
-// Remove implements pods.Cgroups.
+// Remove removes a cgroup and records the duration.
 func (t Timed) Remove(ctx context.Context, name string) error {
 	defer t.observe("destroy", time.Now())
 	return t.Cgroups.Remove(ctx, name)

@@ -14,7 +14,8 @@ import (
 	"hyperkube/components/kubelet/pod/podlogs"
 )
 
-// Intervals of periodic tasks for which neither the kernel nor the runtime has events.
+// imageGCInterval is the period in which unused images and logs of deleted pods are removed: neither the
+// kernel nor the runtime has events for that.
 const (
 	imageGCInterval = 5 * time.Minute
 	// busyRotationInterval is the interval of log rotation while a log grows fast. It exceeds a second because
@@ -22,16 +23,17 @@ const (
 	busyRotationInterval = 1100 * time.Millisecond
 )
 
-// Containers removes what terminated pods leave behind.
+// Containers rotates logs, and removes exited containers and logs that pods leave behind.
 type Containers interface {
-	// Collect rotates logs and removes exited containers. It reports whether a log was rotated.
+	// Collect rotates logs and removes exited containers. It reports whether a log was rotated, so that it
+	// must be called again soon.
 	Collect(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error)
 	// RemoveOrphanedLogs removes the logs of deleted pods. All pods of the node must be known.
 	RemoveOrphanedLogs() error
 }
 
-// Housekeeper rotates logs and removes exited containers and unused images. All fields are required unless
-// their comment says otherwise.
+// Housekeeper periodically rotates logs and removes exited containers, unused images and logs of deleted
+// pods. All fields are required unless their comment says otherwise.
 type Housekeeper struct {
 	Containers Containers
 	Images     *images.Collector
@@ -42,24 +44,25 @@ type Housekeeper struct {
 	// Interval is the period in which log sizes are checked.
 	Interval time.Duration
 	Rotation podlogs.Rotation
-	// PodsKnown reports whether all pods of the node are known.
+	// PodsKnown reports whether all sources have delivered their pods.
 	PodsKnown func() bool
 	// Warn emits a Warning event for the node.
 	Warn func(reason, message string)
 	Log  *slog.Logger
 }
 
-// Run keeps house until ctx is done.
+// Run does the periodic tasks until ctx is done. Failures are logged, reported as events of the node, and
+// retried in the next period. The error is always nil.
 func (h *Housekeeper) Run(ctx context.Context) error {
 	ticker := time.NewTicker(h.Interval)
 	defer ticker.Stop()
 	// The age of unused images counts from now.
 	if err := h.Images.Observe(ctx); err != nil && ctx.Err() == nil {
-		h.Log.Warn("listing images in use at the start failed, retrying at the first image garbage collection", "err", err)
+		h.Log.Warn("listing images in use at the start failed, their ages count from the first image garbage collection", "err", err)
 	}
 	if r := h.Records; r != nil {
 		if err := r.Recover(ctx, h.ImageService); err != nil && ctx.Err() == nil {
-			h.Log.Warn("recovering records of interrupted image pulls failed, retrying at the next start of the kubelet", "err", err)
+			h.Log.Warn("recovering records of interrupted image pulls failed, pods must present credentials for these images until the next start of the kubelet", "err", err)
 		}
 	}
 	var lastImages time.Time
@@ -70,7 +73,7 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 		case now := <-ticker.C:
 			rotated, err := h.Containers.Collect(ctx, h.Rotation)
 			if err != nil && ctx.Err() == nil {
-				h.Log.Warn("garbage collection of containers failed, retrying", "err", err)
+				h.Log.Warn("rotating logs or removing exited containers failed, they use disk space until the next period", "err", err)
 				h.Warn("ContainerGCFailed", err.Error())
 			}
 			next := h.Interval
@@ -82,11 +85,11 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 				lastImages = now
 				if h.PodsKnown() {
 					if err := h.Containers.RemoveOrphanedLogs(); err != nil {
-						h.Log.Warn("removing container logs of deleted pods failed, retrying", "err", err)
+						h.Log.Warn("removing container logs of deleted pods failed, they use disk space until the next image garbage collection", "err", err)
 					}
 				}
 				if err := h.Images.Collect(ctx, false); err != nil && ctx.Err() == nil {
-					h.Log.Warn("garbage collection of images failed, retrying", "err", err)
+					h.Log.Warn("removing unused images failed, they use disk space until the next image garbage collection", "err", err)
 					switch {
 					case errors.Is(err, images.ErrFull):
 						h.Warn("FreeDiskSpaceFailed", err.Error())

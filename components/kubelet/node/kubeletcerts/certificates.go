@@ -31,15 +31,14 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// Config is the configuration of a kubelet certificate.
+// Config is the configuration of a certificate of the kubelet.
 type Config struct {
 	// NodeName is the name of the node.
 	NodeName string
 	// Dir is the directory of the certificates. The file names are those of upstream's kubelet.
 	Dir string
-	// Kubeconfig is the kubelet's kubeconfig, which is used to renew certificates. The client
-	// certificate's Manager writes it when it has the first certificate; it refers to the newest
-	// one.
+	// Kubeconfig is the path of the kubelet's kubeconfig, which is used to renew certificates. The Manager of
+	// the client certificate writes it when it has the first certificate; it refers to the newest one.
 	Kubeconfig string
 	// Bootstrap is the kubeconfig that is used to request the first client certificate. If it is
 	// empty or the file does not exist, a client certificate must exist already.
@@ -49,7 +48,8 @@ type Config struct {
 // clientName is the file name prefix of client certificates.
 const clientName = "kubelet-client"
 
-// Manager requests and renews one certificate. Create it with NewClient or NewServing.
+// Manager requests one certificate of the kubelet from the API server and renews it. It is created with
+// NewClient or NewServing.
 type Manager struct {
 	cfg     Config
 	store   certificate.FileStore
@@ -58,12 +58,13 @@ type Manager struct {
 	once    sync.Once
 	// first is called with the first certificate, before ready is closed.
 	first func() error
-	err   chan error
+	// err receives the error of first, which fails Run.
+	err chan error
 	// writeMu is held while files are written. It guards stopped.
 	writeMu sync.Mutex
 	// stopped is set when Run has returned. No file is written after that.
 	stopped bool
-	// metrics of the certificate
+	// ttl, failures and lifetime are the metrics of the certificate.
 	ttl      prometheus.GaugeFunc
 	failures prometheus.Counter
 	lifetime prometheus.Histogram // nil for the client certificate
@@ -72,7 +73,8 @@ type Manager struct {
 // lifetimeBuckets are the histogram buckets of certificate lifetimes in seconds, from a minute to four years.
 var lifetimeBuckets = []float64{60, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000}
 
-// initMetrics creates the metrics of the certificate with upstream's names.
+// initMetrics creates the metrics of the certificate with upstream's names. kind is "client" or "server", and
+// failures the name of the metric of failed renewals.
 func (k *Manager) initMetrics(kind, failures string) {
 	k.ttl = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "kubelet_certificate_manager_" + kind + "_ttl_seconds",
@@ -86,11 +88,11 @@ func (k *Manager) initMetrics(kind, failures string) {
 	k.failures = prometheus.NewCounter(prometheus.CounterOpts{Name: failures, Help: "[ALPHA] Counter of certificate renewal errors."})
 }
 
-// Describe implements prometheus.Collector.
+// Describe sends the descriptions of the metrics to ch.
 func (k *Manager) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(k, ch) }
 
-// Collect implements prometheus.Collector. It collects the remaining validity of the certificate,
-// the number of failed renewals, and the ages at which certificates were replaced.
+// Collect sends the metrics to ch: the remaining validity of the certificate, the number of failed renewals
+// and, for the serving certificate, the ages at which certificates were replaced.
 func (k *Manager) Collect(ch chan<- prometheus.Metric) {
 	k.ttl.Collect(ch)
 	k.failures.Collect(ch)
@@ -99,8 +101,9 @@ func (k *Manager) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// NewClient returns the Manager of the certificate with which the kubelet authenticates to the API
-// server.
+// NewClient returns the Manager of the client certificate, with which the kubelet authenticates to the API
+// server. It requests nothing before Run. It returns an error if cfg is incomplete or the directory cannot be
+// used.
 func NewClient(cfg Config) (*Manager, error) {
 	k, err := newManager(cfg, clientName)
 	if err != nil {
@@ -116,9 +119,9 @@ func NewClient(cfg Config) (*Manager, error) {
 	})
 }
 
-// NewServing returns the Manager of the certificate that the kubelet's server presents to its
-// clients. As upstream, an approver must approve its requests. addresses returns the node's names
-// and IP addresses and is called for each request; while it returns none, nothing is requested.
+// NewServing returns the Manager of the certificate that the kubelet's server presents to its clients. As
+// upstream, a cluster administrator or controller must approve its requests. addresses returns the node's
+// names and IP addresses and is called for each request; while it returns none, nothing is requested.
 func NewServing(cfg Config, addresses func() []string) (*Manager, error) {
 	k, err := newManager(cfg, "kubelet-server")
 	if err != nil {
@@ -150,16 +153,19 @@ func NewServing(cfg Config, addresses func() []string) (*Manager, error) {
 	})
 }
 
-// usages returns the key usages of one kind of certificate. Key encipherment is left out because
-// the keys are elliptic curve keys.
+// usages returns the key usages of a certificate with the extended usage u. Key encipherment is omitted
+// because the keys are elliptic curve keys.
 func usages(u certificatesv1.KeyUsage) []certificatesv1.KeyUsage {
 	return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, u}
 }
 
+// subject returns the subject of the certificates of a node.
 func subject(node string) pkix.Name {
 	return pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}
 }
 
+// newManager returns a Manager that stores its certificates in files with the prefix name. manage must be
+// called before it is used as a Manager.
 func newManager(cfg Config, name string) (*Manager, error) {
 	if cfg.NodeName == "" || cfg.Dir == "" || cfg.Kubeconfig == "" {
 		return nil, errors.New("a kubelet certificate requires a node name, a directory and a kubeconfig")
@@ -174,6 +180,7 @@ func newManager(cfg Config, name string) (*Manager, error) {
 	return &Manager{cfg: cfg, store: store, ready: make(chan struct{}), err: make(chan error, 1)}, nil
 }
 
+// manage creates the certificate manager with cfg, and closes ready if a valid certificate is already stored.
 func (k *Manager) manage(cfg *certificate.Config) error {
 	cfg.ClientsetFn = k.newClient
 	cfg.CertificateStore = notifyingStore{k.store, k}
@@ -187,6 +194,7 @@ func (k *Manager) manage(cfg *certificate.Config) error {
 	return nil
 }
 
+// errStopped is returned to the certificate manager for certificates that it stores after Run has returned.
 var errStopped = errors.New("the manager of the kubelet certificate has stopped")
 
 // notifyingStore is a store that notifies the Manager of new certificates until the Manager is stopped.
@@ -196,7 +204,8 @@ type notifyingStore struct {
 	manager *Manager
 }
 
-// Update stores a certificate.
+// Update stores a certificate and its key, and closes the Manager's ready channel. It returns errStopped
+// after the Manager's Run has returned.
 func (t notifyingStore) Update(cert, key []byte) (*tls.Certificate, error) {
 	t.manager.writeMu.Lock()
 	defer t.manager.writeMu.Unlock()
@@ -210,7 +219,8 @@ func (t notifyingStore) Update(cert, key []byte) (*tls.Certificate, error) {
 	return c, err
 }
 
-// markReady records that a certificate exists. Only the first call has an effect.
+// markReady records that a valid certificate is stored: it calls first and closes ready. Only the first call
+// has an effect.
 func (k *Manager) markReady() {
 	k.once.Do(func() {
 		if k.first != nil {
@@ -223,9 +233,11 @@ func (k *Manager) markReady() {
 	})
 }
 
+// errExpired is wrapped by the error of validate for an expired certificate.
 var errExpired = errors.New("the kubelet certificate has expired")
 
-// validate validates that the stored certificate has not expired and belongs to this node.
+// validate returns an error if there is no stored certificate, or if it has expired or was issued to another
+// node.
 func (k *Manager) validate() error {
 	c, err := k.store.Current()
 	if err != nil {
@@ -246,8 +258,9 @@ func (k *Manager) validate() error {
 	return nil
 }
 
-// newClient returns an API client that uses the current certificate, or the bootstrap kubeconfig if
-// there is no valid one.
+// newClient returns an API client that uses the kubelet's kubeconfig. For the client certificate it uses the
+// bootstrap kubeconfig if current, the certificate in use, is nil or has expired. It returns an error if
+// there is none.
 func (k *Manager) newClient(current *tls.Certificate) (kubernetes.Interface, error) {
 	path := k.cfg.Kubeconfig
 	if k.first != nil && (current == nil || time.Now().After(current.Leaf.NotAfter)) {
@@ -263,7 +276,7 @@ func (k *Manager) newClient(current *tls.Certificate) (kubernetes.Interface, err
 	return kubernetes.NewForConfig(config)
 }
 
-// writeKubeconfig writes the kubelet's kubeconfig. It is the bootstrap kubeconfig with the
+// writeKubeconfig writes the kubelet's kubeconfig unless it exists: the bootstrap kubeconfig with the
 // certificate file instead of the token.
 func (k *Manager) writeKubeconfig() error {
 	if _, err := os.Stat(k.cfg.Kubeconfig); err == nil || k.cfg.Bootstrap == "" {
@@ -279,8 +292,9 @@ func (k *Manager) writeKubeconfig() error {
 	return writeKubeconfig(k.cfg.Kubeconfig, from.Host, from.CAData, k.store.CurrentPath())
 }
 
-// Install stores a certificate that was signed elsewhere, such as on a control plane node, as the
-// newest one of a node, and writes the kubeconfig that refers to it.
+// Install stores a client certificate that was signed elsewhere, such as on a control plane node, unless a
+// valid one is stored, and writes the kubeconfig that refers to it. server and ca are the API server's URL
+// and CA certificate.
 func Install(cfg Config, server string, ca, certPEM, keyPEM []byte) error {
 	k, err := newManager(cfg, clientName)
 	if err != nil {
@@ -295,8 +309,9 @@ func Install(cfg Config, server string, ca, certPEM, keyPEM []byte) error {
 }
 
 // ReplaceExpired replaces an expired client certificate by the one that sign returns: a certificate and its
-// key in PEM. With an expired certificate the kubelet cannot request a new one, but a machine that
-// has the CA key can sign one itself. It reports whether the certificate was replaced.
+// key in PEM. With an expired certificate the kubelet cannot request a new one, but a machine that has the CA
+// key can sign one itself. It reports whether the certificate was replaced; a valid or missing certificate is
+// not.
 func ReplaceExpired(cfg Config, sign func() (certPEM, keyPEM []byte, err error)) (bool, error) {
 	k, err := newManager(cfg, clientName)
 	if err != nil {
@@ -315,6 +330,8 @@ func ReplaceExpired(cfg Config, sign func() (certPEM, keyPEM []byte, err error))
 	return true, nil
 }
 
+// writeKubeconfig writes a kubeconfig to path whose user authenticates with the certificate and key in the
+// file certificate.
 func writeKubeconfig(path, server string, ca []byte, certificate string) error {
 	const name = "default-cluster"
 	config := clientcmdapi.NewConfig()
@@ -334,8 +351,8 @@ func writeKubeconfig(path, server string, ca []byte, certificate string) error {
 	return atomicfile.Write(atomicfile.File{Path: path, Data: data, Mode: 0o600})
 }
 
-// Certificate returns the newest certificate, for use in tls.Config. It returns an error while
-// there is none.
+// Certificate returns the newest certificate, for use in tls.Config. It returns an error while there is none,
+// because its request is not approved.
 func (k *Manager) Certificate() (*tls.Certificate, error) {
 	if c := k.manager.Current(); c != nil {
 		return c, nil
@@ -347,8 +364,8 @@ func (k *Manager) Certificate() (*tls.Certificate, error) {
 // to it, exist.
 func (k *Manager) Ready() <-chan struct{} { return k.ready }
 
-// Run requests a first certificate if there is none, and renews it before it expires, until ctx is
-// done. No file is written after Run has returned.
+// Run requests a first certificate if there is none, and renews it before it expires, until ctx is done. It
+// returns an error if the kubeconfig cannot be written. No file is written after Run has returned.
 func (k *Manager) Run(ctx context.Context) error {
 	k.manager.Start()
 	defer func() {

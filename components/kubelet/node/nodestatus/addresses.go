@@ -8,9 +8,9 @@ import (
 	"hyperkube/internal/host/hostaddress"
 )
 
-// Addresses returns the node's IP addresses: the configured ones, or all addresses of the machine
-// when none are configured. An unspecified address, 0.0.0.0 or ::, is replaced by the machine's
-// address of that family.
+// Addresses returns the node's IP addresses: the configured ones, or all addresses of the machine if none are
+// configured. An unspecified address, 0.0.0.0 or ::, is replaced by the machine's address of that family. It
+// returns an error if there is no address.
 func Addresses(configured []netip.Addr) ([]netip.Addr, error) {
 	out := make([]netip.Addr, 0, len(configured))
 	for _, addr := range configured {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// BootTime returns when the machine was booted; zero if unknown.
+// BootTime returns when the machine was booted, or the zero time if the kernel does not report it.
 func BootTime() time.Time {
 	raw, err := os.ReadFile("/proc/stat")
 	if err != nil {

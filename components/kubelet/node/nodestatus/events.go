@@ -5,16 +5,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// nodeEvent is an event of the Node.
+// nodeEvent is an event about the Node. kind is Normal or Warning.
 type nodeEvent struct{ kind, reason, message string }
 
-// statusEvent returns the event of a changed status.
+// statusEvent returns the event that the status of the node is now what, for example NodeReady.
 func statusEvent(node, what string) nodeEvent {
 	return nodeEvent{v1.EventTypeNormal, what, "Node " + node + " status is now: " + what}
 }
 
-// changeEvents returns the events of the changes between two statuses. For a node without a previous
-// status, every condition is a change.
+// changeEvents returns the events about the changes of conditions from the status before to after, and about
+// a reboot of the node. For a new node, before is empty and every pressure condition is a change.
 func changeEvents(name string, before, after *v1.NodeStatus) []nodeEvent {
 	var out []nodeEvent
 	for _, c := range []struct {
@@ -42,6 +42,7 @@ func changeEvents(name string, before, after *v1.NodeStatus) []nodeEvent {
 	return out
 }
 
+// conditionOf returns the status of a condition, or "" if s does not have it.
 func conditionOf(s *v1.NodeStatus, kind v1.NodeConditionType) v1.ConditionStatus {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {
@@ -51,14 +52,14 @@ func conditionOf(s *v1.NodeStatus, kind v1.NodeConditionType) v1.ConditionStatus
 	return ""
 }
 
-// emitEvents emits the events of a status that the API server has accepted.
+// emitEvents emits the events about the changes of a status that the API server has accepted.
 func (k *Manager) emitEvents(before, after *v1.NodeStatus) {
 	for _, n := range changeEvents(k.cfg.Name, before, after) {
 		k.event(n)
 	}
 }
 
-// emitSchedulable emits an event if the node has become schedulable or unschedulable.
+// emitSchedulable emits an event if spec.unschedulable of the Node has changed since the last call.
 func (k *Manager) emitSchedulable(node *v1.Node) {
 	k.mu.Lock()
 	was := k.unschedulable
@@ -73,11 +74,13 @@ func (k *Manager) emitSchedulable(node *v1.Node) {
 	}
 }
 
-// Reference returns the reference to the Node that its kubelet uses in events.
+// Reference returns the reference to the Node of that name for events. Its UID is the name, as in upstream's
+// kubelet.
 func Reference(name string) *v1.ObjectReference {
 	return &v1.ObjectReference{Kind: "Node", Name: name, UID: types.UID(name)}
 }
 
+// event emits the event, unless no recorder is configured.
 func (k *Manager) event(n nodeEvent) {
 	if k.cfg.Events != nil {
 		k.cfg.Events.Event(Reference(k.cfg.Name), n.kind, n.reason, n.message)

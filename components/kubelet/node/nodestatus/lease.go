@@ -13,8 +13,8 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// renewLease renews the node's lease until ctx is done. The control plane considers the node healthy
-// as long as the lease is renewed.
+// renewLease creates and renews the node's lease until ctx is done. The control plane considers the node
+// healthy as long as the lease is renewed. Failures are retried with a back-off.
 func (k *Manager) renewLease(ctx context.Context) {
 	var lease *coordinationv1.Lease
 	retry := backoff.Backoff{First: 50 * time.Millisecond, Max: k.cfg.Periods.Renew}
@@ -23,7 +23,7 @@ func (k *Manager) renewLease(ctx context.Context) {
 		fresh, err := k.renew(ctx, lease)
 		if err != nil {
 			if ctx.Err() == nil {
-				k.cfg.Log.Debug("renewing node lease failed, will retry", "err", err)
+				k.cfg.Log.Debug("renewing node lease failed, the control plane marks the node as unreachable if retries fail until the lease expires", "err", err)
 			}
 			lease, next = nil, retry.Next()
 		} else {
@@ -36,6 +36,8 @@ func (k *Manager) renewLease(ctx context.Context) {
 	}
 }
 
+// renew renews the lease and returns the result. last is the lease as last written; if it is nil, the lease
+// is read, or created if it does not exist.
 func (k *Manager) renew(ctx context.Context, last *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 	leases := k.cfg.Kube.CoordinationV1().Leases(v1.NamespaceNodeLease)
 	if last == nil {
@@ -51,6 +53,7 @@ func (k *Manager) renew(ctx context.Context, last *coordinationv1.Lease) (*coord
 	return leases.Update(ctx, k.lease(last), metav1.UpdateOptions{})
 }
 
+// lease returns the lease to write, derived from last, which may be nil.
 func (k *Manager) lease(last *coordinationv1.Lease) *coordinationv1.Lease {
 	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: k.cfg.Name, Namespace: v1.NamespaceNodeLease}}
 	if last != nil {

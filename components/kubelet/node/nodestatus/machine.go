@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Machine describes the hardware and the kernel.
+// Machine describes the hardware, the kernel and the operating system of the node. Sizes are in bytes.
 type Machine struct {
 	CPUs                        int64
 	MemoryBytes, SwapBytes      int64
@@ -23,11 +23,12 @@ type Machine struct {
 	Hugepages                   map[string]int64 // bytes by page size such as "2Mi"
 	MachineID, SystemUUID, Boot string
 	Kernel, OSImage             string
-	// UserNamespace: the kubelet runs in a user namespace whose root user is not the machine's.
+	// UserNamespace means that the kubelet runs in a user namespace whose root user is not the machine's.
 	UserNamespace bool
 }
 
-// ReadMachine reads the machine's properties. disk is a path on the file system of pods.
+// ReadMachine reads the machine's properties. disk is a path on the file system whose size is the node's
+// ephemeral storage. Properties that are unknown are empty; missing memory or disk sizes are an error.
 func ReadMachine(disk string) (Machine, error) {
 	m := Machine{CPUs: int64(goruntime.NumCPU()), Hugepages: map[string]int64{}}
 	info, err := MemInfo()
@@ -82,6 +83,7 @@ func inUserNamespace(path string) bool {
 	return unix.Stat(path, &info) == nil && info.Ino != initialUserNamespace
 }
 
+// text returns the trimmed content of a file, or "" if it cannot be read.
 func text(path string) string {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -90,6 +92,7 @@ func text(path string) string {
 	return strings.TrimSpace(string(raw))
 }
 
+// osImage returns the name of the operating system from /etc/os-release, or "Unknown".
 func osImage() string {
 	f, err := os.Open("/etc/os-release")
 	if err != nil {
@@ -108,7 +111,7 @@ func osImage() string {
 	return "Unknown"
 }
 
-// MemInfo returns the values of /proc/meminfo in bytes.
+// MemInfo returns the values of /proc/meminfo by name. Sizes are converted to bytes.
 func MemInfo() (map[string]int64, error) {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
@@ -138,7 +141,7 @@ func MemInfo() (map[string]int64, error) {
 	return out, nil
 }
 
-// Capacity returns the machine's capacity.
+// Capacity returns the machine's resources, and maxPods as its number of pods, for the capacity of the Node.
 func (m Machine) Capacity(maxPods int64) v1.ResourceList {
 	out := v1.ResourceList{
 		v1.ResourceCPU:              *resource.NewQuantity(m.CPUs, resource.DecimalSI),
@@ -152,8 +155,8 @@ func (m Machine) Capacity(maxPods int64) v1.ResourceList {
 	return out
 }
 
-// Allocatable returns the capacity without the reserved resources. Huge pages are subtracted from
-// the memory.
+// Allocatable returns the resources that pods can request: the capacity without the reserved resources, but
+// not less than zero. Huge pages are subtracted from the memory.
 func Allocatable(capacity, reserved v1.ResourceList) v1.ResourceList {
 	out := v1.ResourceList{}
 	for name, q := range capacity {

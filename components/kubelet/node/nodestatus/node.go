@@ -18,7 +18,7 @@ import (
 // otherwise.
 type Config struct {
 	Name string
-	// Object has the latest Node. New creates one if it is nil.
+	// Object caches the latest Node of the API. New creates one if it is nil.
 	Object *Object
 	// Kube may be nil. Then only the runtime's configuration is updated.
 	Kube   kubernetes.Interface
@@ -41,7 +41,7 @@ type Config struct {
 
 // Registration configures the registration of the Node.
 type Registration struct {
-	// Enabled: create the Node if it does not exist.
+	// Enabled means that the kubelet creates the Node if it does not exist. Otherwise it only updates it.
 	Enabled bool
 	// Labels, Annotations and Taints are set when the Node is registered. They may be nil.
 	Labels, Annotations map[string]string
@@ -55,7 +55,7 @@ type Registration struct {
 	IsReinstalled func() bool
 }
 
-// Status has the sources of the Node's status.
+// Status has the functions and values from which the status of the Node is computed.
 type Status struct {
 	// IPs returns the node's addresses, the primary one first.
 	IPs func() []string
@@ -84,14 +84,16 @@ type Periods struct {
 	Lease, Renew, Update, Report time.Duration
 }
 
-// Manager updates the Node and its lease.
+// Manager registers the node with the API server and keeps the status of the Node and its lease up to date.
+// Its exported methods are safe for concurrent use.
 type Manager struct {
 	cfg    Config
 	object *Object
 	ready  chan struct{}
 
-	mu      sync.Mutex // guards the following fields
-	cidrs   string     // pod CIDRs that the runtime was configured with
+	mu    sync.Mutex // guards the following fields
+	cidrs string     // pod CIDRs that the runtime was configured with
+	// runtime is the status of the container runtime as last read.
 	runtime runtimeStatus
 	// unschedulable is the last observed spec.unschedulable.
 	unschedulable bool
@@ -100,7 +102,7 @@ type Manager struct {
 	registrationStarted, registered time.Time
 }
 
-// New creates a Manager.
+// New returns a Manager, which does nothing before Run.
 func New(cfg Config) *Manager {
 	object := cfg.Object
 	if object == nil {
@@ -109,17 +111,19 @@ func New(cfg Config) *Manager {
 	return &Manager{cfg: cfg, object: object, ready: make(chan struct{})}
 }
 
-// Ready returns a channel that is closed when the API server has accepted the Ready condition.
-// Without an API server it is closed when the runtime is ready.
+// Ready returns a channel that is closed when the runtime and its network are ready and the API server has
+// accepted the status. Without an API server it is closed when the runtime and its network are ready.
 func (k *Manager) Ready() <-chan struct{} { return k.ready }
 
-// Changed requests an update of the status. It does not block.
+// Changed makes Run compute the status again immediately, because something that it depends on has changed.
+// It does not block.
 func (k *Manager) Changed() { k.object.Changed() }
 
-// Node returns the latest Node from the API, or nil before it is known. It must not be modified.
+// Node returns the latest Node of the API, or nil before it is known. It must not be modified.
 func (k *Manager) Node() *v1.Node { return k.object.Node() }
 
-// Observe updates the cached Node from a watch event.
+// Observe stores the Node as received from the API, unless a newer one is known, and requests an update of
+// the status.
 func (k *Manager) Observe(node *v1.Node) {
 	if !k.object.replace(node) {
 		return
@@ -129,13 +133,15 @@ func (k *Manager) Observe(node *v1.Node) {
 	k.Changed()
 }
 
-// Deleted records that the Node was deleted. It is registered again.
+// Deleted records that the Node was deleted from the API. Run registers it again.
 func (k *Manager) Deleted() {
 	k.object.set(nil)
 	k.Changed()
 }
 
-// Run updates the Node and its lease until ctx is done.
+// Run registers the Node and updates its status and its lease until ctx is done. It updates the status
+// periodically and after Changed, and retries failures with a back-off. Without an API server it only passes
+// the pod CIDR to the runtime.
 func (k *Manager) Run(ctx context.Context) error {
 	var lease sync.WaitGroup
 	if k.cfg.Kube != nil {
@@ -163,7 +169,7 @@ func (k *Manager) Run(ctx context.Context) error {
 		ok := k.isReady()
 		switch {
 		case err != nil:
-			k.cfg.Log.Warn("updating node status failed, will retry", "err", err)
+			k.cfg.Log.Warn("updating node status failed, the API shows an outdated status until a retry succeeds", "err", err)
 			next = retry.Next()
 		case !ok:
 			next = min(retry.Next(), time.Second)

@@ -8,9 +8,9 @@ import (
 	"hyperkube/internal/client"
 )
 
-// Object is the latest known Node. It is separate from the Manager, which updates it, and is created
-// before the parts of the kubelet that read the Node or contribute to its status: the Manager depends on
-// these parts. Its methods are safe for concurrent use.
+// Object caches the latest Node of the API, and forwards requests to update its status. It is separate from
+// the Manager, which updates it, and is created before the parts of the kubelet that read the Node or
+// contribute to its status: the Manager depends on these parts. Its methods are safe for concurrent use.
 type Object struct {
 	// trigger has an element while an update of the status is requested.
 	trigger chan struct{}
@@ -19,7 +19,7 @@ type Object struct {
 	node *v1.Node   // nil before it is known
 }
 
-// NewObject creates an Object whose Node is not known yet.
+// NewObject returns an Object whose Node is not known yet.
 func NewObject() *Object { return &Object{trigger: make(chan struct{}, 1)} }
 
 // Node returns the latest Node from the API, or nil before it is known. It must not be modified.
@@ -29,7 +29,7 @@ func (o *Object) Node() *v1.Node {
 	return o.node
 }
 
-// Changed requests an update of the status. It does not block.
+// Changed makes the Manager compute the status of the Node again immediately. It does not block.
 func (o *Object) Changed() {
 	select {
 	case o.trigger <- struct{}{}:
@@ -37,14 +37,14 @@ func (o *Object) Changed() {
 	}
 }
 
-// set replaces the Node, which may be nil.
+// set stores the Node, or nil if it is not known any more.
 func (o *Object) set(node *v1.Node) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.node = node
 }
 
-// replace replaces the Node if the new one is newer, and reports whether it is.
+// replace stores the Node if it is newer than the current one or another object, and reports whether it is.
 func (o *Object) replace(node *v1.Node) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

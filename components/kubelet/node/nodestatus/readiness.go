@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Readiness has the conditions of a ready node besides its runtime. Its methods are safe for concurrent
-// use.
+// Readiness determines whether the node is ready, apart from the status of its container runtime. Its methods
+// are safe for concurrent use.
 type Readiness struct {
 	// Pods reports whether the runtime responds to the pod workers.
 	Pods interface {
@@ -16,11 +16,12 @@ type Readiness struct {
 	Shutdown interface{ NotReadyReason() string }
 	// ServicesReady is closed when pods can reach services. If it is nil, they always can.
 	ServicesReady <-chan struct{}
-	// Changed is called when the services are ready.
+	// Changed is called by Run when pods can reach services.
 	Changed func()
 }
 
-// Reasons returns reasons why the node is not ready even if its runtime is.
+// Reasons returns why the node is not ready even if its container runtime is, or nil. The reasons become the
+// message of the Ready condition.
 func (r Readiness) Reasons() []string {
 	if err := r.Pods.RuntimeUnresponsive(time.Now()); err != nil {
 		return []string{err.Error()}
@@ -38,7 +39,7 @@ func (r Readiness) Reasons() []string {
 	return nil
 }
 
-// Run waits until pods can reach services, or ctx is done.
+// Run waits until pods can reach services, calls Changed, and returns. It returns early when ctx is done.
 func (r Readiness) Run(ctx context.Context) error {
 	if r.ServicesReady == nil {
 		return nil

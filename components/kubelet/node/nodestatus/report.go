@@ -19,8 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// report registers the Node, or updates its status in the API. With force it also sends an
-// unchanged status. It reports whether it was sent.
+// report registers the Node if it is not known, or updates its status in the API if it has changed. With
+// force it also sends an unchanged status. It reports whether a status was sent. After an error the caller
+// retries.
 func (k *Manager) report(ctx context.Context, force bool) (bool, error) {
 	nodes := k.cfg.Kube.CoreV1().Nodes()
 	have := k.Node()
@@ -85,12 +86,15 @@ func (k *Manager) report(ctx context.Context, force bool) (bool, error) {
 	return true, nil
 }
 
+// notifyNodeChanged calls NodeChanged, which may be nil.
 func (k *Manager) notifyNodeChanged() {
 	if k.cfg.NodeChanged != nil {
 		k.cfg.NodeChanged()
 	}
 }
 
+// set stores the Node as received from the API. If it has a pod CIDR, an update is requested, so that the
+// runtime gets it before pods start.
 func (k *Manager) set(node *v1.Node) {
 	k.object.set(node)
 	k.notifyNodeChanged()
@@ -100,7 +104,7 @@ func (k *Manager) set(node *v1.Node) {
 	}
 }
 
-// initial returns the Node to register.
+// initial returns the Node with which the node is registered.
 func (k *Manager) initial(ctx context.Context) *v1.Node {
 	n := &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{
@@ -115,6 +119,7 @@ func (k *Manager) initial(ctx context.Context) *v1.Node {
 	return n
 }
 
+// labels returns the labels with which the node is registered.
 func (k *Manager) labels() map[string]string {
 	out := maps.Clone(k.cfg.Registration.Labels)
 	if out == nil {
@@ -126,8 +131,8 @@ func (k *Manager) labels() map[string]string {
 	return out
 }
 
-// wellKnown are the labels of an existing Node that the kubelet overwrites. The kubelet sets other
-// labels only when it creates the Node.
+// wellKnown are the labels that the kubelet also overwrites on an existing Node when it registers. It sets
+// other labels only when it creates the Node.
 var wellKnown = []string{
 	v1.LabelHostname, v1.LabelTopologyZone, v1.LabelTopologyRegion, v1.LabelFailureDomainBetaZone, v1.LabelFailureDomainBetaRegion,
 	v1.LabelInstanceTypeStable, v1.LabelInstanceType, v1.LabelOSStable, v1.LabelArchStable, betaOS, betaArch,
@@ -139,7 +144,8 @@ const (
 	betaArch = "beta.kubernetes.io/arch"
 )
 
-// reconcile updates the labels and annotations of an existing Node.
+// reconcile updates the labels, annotations and provider ID of an existing Node when the kubelet registers.
+// found is the Node, and fresh the one that would be created. It returns the updated Node.
 func (k *Manager) reconcile(ctx context.Context, found, fresh *v1.Node) (*v1.Node, error) {
 	want := found.DeepCopy()
 	if want.Labels == nil {
@@ -179,7 +185,9 @@ func (k *Manager) reconcile(ctx context.Context, found, fresh *v1.Node) (*v1.Nod
 	return got, nil
 }
 
-// resetExtendedResources resets all extended resources of the Node to zero until they are reported again.
+// resetExtendedResources sets the capacity and allocatable amount of all extended resources of the existing
+// Node to zero, because the machine was set up again. Device plugins report them again. It returns the
+// updated Node.
 func (k *Manager) resetExtendedResources(ctx context.Context, found *v1.Node) (*v1.Node, error) {
 	want := found.DeepCopy()
 	for _, list := range []v1.ResourceList{want.Status.Capacity, want.Status.Allocatable} {
@@ -203,12 +211,14 @@ func (k *Manager) resetExtendedResources(ctx context.Context, found *v1.Node) (*
 	return got, nil
 }
 
-// extended reports whether a resource is an extended resource.
+// extended reports whether a resource is an extended resource: its name has a domain other than
+// kubernetes.io.
 func extended(name v1.ResourceName) bool {
 	return strings.Contains(string(name), "/") && !strings.HasPrefix(string(name), v1.ResourceDefaultNamespacePrefix)
 }
 
-// equalIgnoringHeartbeats reports whether two statuses are equal except for heartbeats.
+// equalIgnoringHeartbeats reports whether two statuses are equal except for the heartbeat times and the order
+// of conditions.
 func equalIgnoringHeartbeats(a, b *v1.NodeStatus) bool {
 	strip := func(s *v1.NodeStatus) *v1.NodeStatus {
 		out := s.DeepCopy()
@@ -221,8 +231,8 @@ func equalIgnoringHeartbeats(a, b *v1.NodeStatus) bool {
 	return apiequality.Semantic.DeepEqual(strip(a), strip(b))
 }
 
-// relabel restores the operating system and architecture labels of a Node. It reports whether they
-// were changed.
+// relabel restores the operating system and architecture labels of a Node, which users may have changed. It
+// reports whether it has changed a label.
 func relabel(node *v1.Node) bool {
 	changed := false
 	for name, value := range map[string]string{v1.LabelOSStable: osName, v1.LabelArchStable: archName} {

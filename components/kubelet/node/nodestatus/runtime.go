@@ -14,7 +14,8 @@ import (
 	"hyperkube/components/kubelet/cri"
 )
 
-// runtimeStatus is the last status of the runtime.
+// runtimeStatus is the status of the container runtime as last read. down is why the runtime did not respond,
+// or "". runText and netText describe the conditions RuntimeReady and NetworkReady.
 type runtimeStatus struct {
 	known            bool
 	down             string
@@ -25,9 +26,9 @@ type runtimeStatus struct {
 	features         *v1.NodeFeatures
 }
 
-// NetworkProblem returns upstream's message why pods cannot be connected to the network, or "" if
-// they can or if it is not known yet. If there is a problem, it requests an update of the status, because
-// the problem may have been resolved since.
+// NetworkProblem returns upstream's message why pods cannot be connected to the pod network, or "" if they
+// can or if that is not known yet. If there is a problem, it requests an update of the status, because the
+// problem may have been resolved since.
 func (k *Manager) NetworkProblem() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -38,10 +39,12 @@ func (k *Manager) NetworkProblem() string {
 	return "container runtime network not ready: " + k.runtime.netText
 }
 
-// runtimeDownTimeout is how long a runtime may not respond before it counts as down, as upstream.
+// runtimeDownTimeout is how long the container runtime may not respond to a status request before it counts
+// as down, as in upstream.
 const runtimeDownTimeout = 30 * time.Second
 
-// getRuntimeStatus gets the status of the runtime.
+// getRuntimeStatus reads the status of the container runtime and stores it in k.runtime. A runtime that does
+// not respond is stored as down.
 func (k *Manager) getRuntimeStatus(ctx context.Context) {
 	ask, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -87,8 +90,9 @@ func (k *Manager) getRuntimeStatus(ctx context.Context) {
 	k.mu.Unlock()
 }
 
-// setPodCIDRs passes the node's pod CIDRs to the runtime when they are known, and again when the
-// runtime has restarted.
+// setPodCIDRs passes the node's pod CIDRs to the container runtime when they are known, and again after the
+// runtime was down, because it may have lost them. Until the Node has a pod CIDR, it passes the configured
+// one.
 func (k *Manager) setPodCIDRs(ctx context.Context) error {
 	cidrs := k.cfg.PodCIDR
 	if node := k.Node(); node != nil {
@@ -122,6 +126,7 @@ func (k *Manager) setPodCIDRs(ctx context.Context) error {
 	return nil
 }
 
+// isReady reports whether the container runtime and its network are ready.
 func (k *Manager) isReady() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

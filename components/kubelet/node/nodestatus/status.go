@@ -15,14 +15,15 @@ import (
 	"hyperkube/internal/base/version"
 )
 
-// Pressure describes which resources are under pressure.
+// Pressure reports which of the node's resources are under pressure.
 type Pressure struct{ Memory, Disk, PID bool }
 
-// declaredFeatures are the declared node features that pods, and changes of pods, may require, in order
-// (KEP-5328).
+// declaredFeatures are the features that the kubelet declares in the status of the Node, sorted. The
+// scheduler places pods that require a feature only on nodes that declare it (KEP-5328).
 var declaredFeatures = []string{"InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers", "RestartAllContainersOnContainerExits"}
 
-// setStatus sets the status of n.
+// setStatus sets the status of the Node n to the current state. now is the time of the heartbeat. Extended
+// resources that other components have set remain. If images cannot be listed, the previous list remains.
 func (k *Manager) setStatus(ctx context.Context, n *v1.Node, now time.Time) {
 	k.mu.Lock()
 	says := k.runtime
@@ -74,6 +75,8 @@ func (k *Manager) setStatus(ctx context.Context, n *v1.Node, now time.Time) {
 	k.conditions(s, says, metav1.NewTime(now.Truncate(time.Second)))
 }
 
+// conditions sets the pressure conditions and the Ready condition in s. says is the status of the container
+// runtime.
 func (k *Manager) conditions(s *v1.NodeStatus, says runtimeStatus, now metav1.Time) {
 	var p Pressure
 	if k.cfg.Status.Pressure != nil {
@@ -137,7 +140,7 @@ func (k *Manager) conditions(s *v1.NodeStatus, says runtimeStatus, now metav1.Ti
 	}
 }
 
-// images returns the largest images.
+// images returns the MaxImages largest images of the node, each with at most five names, for its status.
 func (k *Manager) images(ctx context.Context) ([]v1.ContainerImage, error) {
 	resp, err := k.cfg.CRI.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
 	if err != nil {

@@ -17,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Victim is a killed process.
+// Victim is a process that the kernel has killed because the machine was out of memory.
 type Victim struct {
 	// Process is the name of the process in the kernel. PID is its ID in the initial PID namespace.
 	Process string
 	PID     int
 }
 
-// Message returns the message of the SystemOOM event.
+// Message returns the message of the event SystemOOM about the process, with upstream's text.
 func (v Victim) Message() string {
 	text := "System OOM encountered"
 	if v.Process != "" && v.PID != 0 {
@@ -33,14 +33,16 @@ func (v Victim) Message() string {
 	return text
 }
 
-// Log is the device of the kernel's log.
+// Log is the device by which the kernel's log is read.
 const Log = "/dev/kmsg"
 
-// maxRecord exceeds the maximum size of a record.
+// maxRecord is the size of the read buffer in bytes. It exceeds the maximum size of a record of the kernel's
+// log.
 const maxRecord = 16 << 10
 
-// Watch reads new records of the kernel's log, file, until ctx is done. It calls report for each
-// process that was killed because the machine was out of memory.
+// Watch reads new records of the kernel's log until ctx is done. file is the device. It calls report for each
+// process that was killed because the machine was out of memory. It returns an error if the log cannot be
+// read.
 func Watch(ctx context.Context, file string, report func(Victim)) error {
 	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -77,9 +79,10 @@ func Watch(ctx context.Context, file string, report func(Victim)) error {
 	}
 }
 
-// parse parses a record such as
-// "4,1,2,-;oom-kill:constraint=CONSTRAINT_NONE,…,global_oom,task_memcg=/,task=sh,pid=7,uid=0". ok
-// is true if the OOM was system-wide: no cgroup limit was met, or the victim is in the root cgroup.
+// parse returns the victim in a record such as
+// "4,1,2,-;oom-kill:constraint=CONSTRAINT_NONE,…,global_oom,task_memcg=/,task=sh,pid=7,uid=0". ok is true if
+// the OOM was system-wide: no cgroup limit was met, or the victim is in the root cgroup. It is false for all
+// other records.
 func parse(record string) (v Victim, ok bool) {
 	_, text, ok := strings.Cut(record, ";oom-kill:constraint=")
 	if !ok {

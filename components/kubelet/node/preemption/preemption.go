@@ -15,19 +15,20 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Reason and message of preempted pods.
+// Reason and message of the status of preempted pods, and of the event about them, as in upstream.
 const (
 	Reason  = "Preempting"
 	Message = "Preempted in order to admit critical pod"
 )
 
-// Requirement is the missing quantity of a resource in millicores, bytes or pods.
+// Requirement is the missing quantity of a resource, in millicores for CPU, pods for the number of pods,
+// otherwise in the resource's unit, such as bytes.
 type Requirement struct {
 	Name     v1.ResourceName
 	Quantity int64
 }
 
-// Amount returns a quantity of a resource in the unit of Requirement.
+// Amount converts a quantity of the resource to the unit of Requirement.
 func Amount(name v1.ResourceName, q resource.Quantity) int64 {
 	if name == v1.ResourceCPU {
 		return q.MilliValue()
@@ -35,7 +36,7 @@ func Amount(name v1.ResourceName, q resource.Quantity) int64 {
 	return q.Value()
 }
 
-// Request returns a pod's request of a resource.
+// Request returns how much of the resource the pod requests, in the unit of Requirement.
 func Request(pod *v1.Pod, name v1.ResourceName) int64 {
 	if name == v1.ResourcePods {
 		return 1
@@ -43,9 +44,10 @@ func Request(pod *v1.Pod, name v1.ResourceName) int64 {
 	return Amount(name, resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{})[name])
 }
 
-// Choose returns the pods of others to preempt so that their total requests cover need: as few as
-// possible, the lowest QoS class first. Critical pods are preempted only by pods of higher
-// priority. The slices are not modified.
+// Choose returns the pods of others to preempt for pod, so that their total requests cover need: as few as
+// possible, the lowest QoS class first. A critical pod preempts pods that are not critical, and any pod
+// preempts those of lower priority. critical and class return the properties of a pod. It returns an error if
+// all such pods do not suffice. The slices are not modified.
 func Choose(pod *v1.Pod, others []*v1.Pod, need []Requirement, critical func(*v1.Pod) bool, class func(*v1.Pod) v1.PodQOSClass) ([]*v1.Pod, error) {
 	of := map[v1.PodQOSClass][]*v1.Pod{}
 	var all []*v1.Pod
@@ -67,8 +69,8 @@ func Choose(pod *v1.Pod, others []*v1.Pod, need []Requirement, critical func(*v1
 	return slices.Concat(fromLow, fromMiddle, fromHigh), nil
 }
 
-// nearest chooses pods until need is covered. Each time it takes the pod after which the least is
-// missing, and among equal ones the one with the smallest requests.
+// nearest chooses pods until their requests cover need, or all are chosen. Each time it takes the pod after
+// which the least is missing, and among equal ones the one with the smallest requests.
 func nearest(pods []*v1.Pod, need []Requirement) []*v1.Pod {
 	var out []*v1.Pod
 	pods = slices.Clone(pods)
@@ -87,8 +89,8 @@ func nearest(pods []*v1.Pod, need []Requirement) []*v1.Pod {
 	return out
 }
 
-// distance returns how much would still be missing, as the sum of the squared fractions of each
-// resource.
+// distance returns how much of need would still be missing after the preemption of pod, as the sum of the
+// squared fractions of each resource.
 func distance(need []Requirement, pod *v1.Pod) float64 {
 	sum := 0.0
 	for _, n := range need {
@@ -99,7 +101,7 @@ func distance(need []Requirement, pod *v1.Pod) float64 {
 	return sum
 }
 
-// smaller compares requests by memory, then by CPU.
+// smaller reports whether a requests less memory than b or, if they are equal, less CPU.
 func smaller(a, b *v1.Pod) bool {
 	for _, name := range []v1.ResourceName{v1.ResourceMemory, v1.ResourceCPU} {
 		if x, y := Request(a, name), Request(b, name); x != y {
@@ -109,6 +111,7 @@ func smaller(a, b *v1.Pod) bool {
 	return false
 }
 
+// subtract returns what is still missing of need after the preemption of pods.
 func subtract(need []Requirement, pods ...*v1.Pod) []Requirement {
 	var left []Requirement
 	for _, n := range need {
@@ -122,6 +125,7 @@ func subtract(need []Requirement, pods ...*v1.Pod) []Requirement {
 	return left
 }
 
+// text formats missing resources for upstream's error message.
 func text(need []Requirement) string {
 	out := "["
 	for _, n := range need {

@@ -26,19 +26,19 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// Pods are the pods of the node. Its methods must be safe for concurrent use.
+// Pods lists and terminates the pods of the node. Its methods must be safe for concurrent use.
 type Pods interface {
 	// Active returns the pods that have not terminated.
 	Active() []*v1.Pod
 	// Terminate terminates a pod.
 	Terminate(uid types.UID, v *pods.Verdict)
-	// Emptied returns a channel that is closed when nothing of a pod runs and its storage is freed.
+	// Emptied returns a channel that is closed when the containers and logs of a terminated pod are removed.
 	Emptied(uid types.UID) <-chan struct{}
-	// Discard removes the containers of terminated pods.
+	// Discard removes the containers and logs of terminated pods.
 	Discard(ctx context.Context) error
 }
 
-// Garbage removes exited containers.
+// Garbage removes exited containers and rotates the logs of running ones.
 type Garbage interface {
 	Collect(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error)
 }
@@ -83,10 +83,11 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// node implements the functions of eviction.Config.
+// node implements the functions of eviction.Config for this node.
 type node struct{ Config }
 
-// New creates the manager of node-pressure eviction.
+// New returns the manager of node-pressure eviction of this node. containerfs thresholds are ignored. If the
+// memory of all pods together is limited, the hard memory threshold also applies within that limit.
 func New(c Config) *eviction.Manager {
 	n := node{c}
 	thresholds, ignored := eviction.WithoutContainerFs(c.Thresholds)
@@ -120,7 +121,8 @@ func New(c Config) *eviction.Manager {
 	return eviction.New(cfg)
 }
 
-// measure returns the observed value of each eviction signal.
+// measure returns the measured value of each eviction signal. It returns an error if memory or a file system
+// cannot be measured; other signals that cannot be measured are missing.
 func (n node) measure(ctx context.Context) (map[eviction.Signal]eviction.Observation, error) {
 	info, err := nodestatus.MemInfo()
 	if err != nil {
@@ -159,7 +161,7 @@ func (n node) measure(ctx context.Context) (map[eviction.Signal]eviction.Observa
 	return out, err
 }
 
-// usage returns the resource usage of all pods.
+// usage returns the resource usage of all pods that have a sandbox, by UID, to rank them.
 func (n node) usage(ctx context.Context) (map[types.UID]*eviction.Candidate, error) {
 	summary, err := n.Stats.Summary(ctx)
 	if err != nil {
@@ -205,7 +207,7 @@ func (n node) usage(ctx context.Context) (map[types.UID]*eviction.Candidate, err
 	return out, nil
 }
 
-// storage returns the local storage usage of pods.
+// storage returns the local storage usage of the pods in list, by UID, to enforce their limits.
 func (n node) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]eviction.Storage, error) {
 	disks, err := n.disks(ctx)
 	if err != nil {
@@ -244,7 +246,7 @@ func (n node) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]evicti
 	return out, nil
 }
 
-// containers iterates over the names of all containers of a pod.
+// containers iterates over the names of the init, app and ephemeral containers of a pod.
 func containers(pod *v1.Pod) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -262,7 +264,8 @@ func containers(pod *v1.Pod) iter.Seq[string] {
 	}
 }
 
-// evict terminates a pod with the reason Evicted.
+// evict terminates a pod with the reason Evicted and a grace period in seconds. The channel is closed when
+// its containers and logs are removed. disrupted adds the condition DisruptionTarget.
 func (n node) evict(pod *v1.Pod, grace int64, message string, disrupted bool) <-chan struct{} {
 	verdict := &pods.Verdict{Reason: "Evicted", Message: message, Grace: &grace, Discard: true}
 	if disrupted {
@@ -277,7 +280,8 @@ func (n node) evict(pod *v1.Pod, grace int64, message string, disrupted bool) <-
 // discardTimeout is the timeout for the removal of the containers of terminated pods.
 const discardTimeout = 30 * time.Second
 
-// freeDisk removes exited containers, all containers of terminated pods, and unused images.
+// freeDisk removes what what specifies: exited containers and those of terminated pods, and unused images. It
+// returns the errors of all steps.
 func (n node) freeDisk(ctx context.Context, what eviction.Reclaim) error {
 	var err error
 	if what.Containers {
@@ -292,13 +296,13 @@ func (n node) freeDisk(ctx context.Context, what eviction.Reclaim) error {
 	return err
 }
 
-// disks reports which file systems the node has.
+// disks returns how images and writable layers are distributed over the file systems of the node.
 func (n node) disks(ctx context.Context) (eviction.Disks, error) {
 	images, layers, err := n.FileSystems.Compare(ctx)
 	return eviction.Disks{Images: images, Layers: layers}, err
 }
 
-// Conditions returns the pressure conditions of the Node.
+// Conditions returns the pressure conditions that the manager m has set, for the status of the Node.
 func Conditions(m *eviction.Manager) nodestatus.Pressure {
 	return nodestatus.Pressure{
 		Memory: m.Pressure(v1.NodeMemoryPressure), Disk: m.Pressure(v1.NodeDiskPressure), PID: m.Pressure(v1.NodePIDPressure),

@@ -19,9 +19,9 @@ type Period struct {
 	Grace    time.Duration // in whole seconds
 }
 
-// Periods converts the two forms of the configuration to one: the total period with the part for
-// critical pods, or periods by priority. The result is in the order in which pods are terminated.
-// It is empty if graceful shutdown is disabled.
+// Periods converts the two forms of the configuration to one. all and criticals are the total grace period
+// and the part for critical pods; byPriority are periods by priority. Only one form may be set. The result is
+// in the order in which pods are terminated. It is empty if graceful shutdown is disabled.
 func Periods(all, criticals time.Duration, byPriority []Period) ([]Period, error) {
 	switch {
 	case all < 0 || all > 0 && all < time.Second:
@@ -46,7 +46,7 @@ func Periods(all, criticals time.Duration, byPriority []Period) ([]Period, error
 	return out, nil
 }
 
-// total returns how long the shutdown must be delayed in total.
+// total returns by how long the shutdown of the machine must be delayed.
 func total(periods []Period) time.Duration {
 	var sum time.Duration
 	for _, p := range periods {
@@ -55,8 +55,8 @@ func total(periods []Period) time.Duration {
 	return sum
 }
 
-// groups groups the pods by period. A pod belongs to the period with the highest priority that does
-// not exceed its own, otherwise to the lowest one.
+// groups returns the pods of each period. A pod belongs to the period with the highest priority that does not
+// exceed its own, otherwise to the first one.
 func groups(periods []Period, pods []*v1.Pod) [][]*v1.Pod {
 	out := make([][]*v1.Pod, len(periods))
 	for _, pod := range pods {

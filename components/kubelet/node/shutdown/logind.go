@@ -11,7 +11,7 @@ import (
 	"hyperkube/internal/host/dbus"
 )
 
-// D-Bus names of logind.
+// D-Bus names of logind, and of its signal before a shutdown.
 const (
 	loginName    = "org.freedesktop.login1"
 	loginPath    = "/org/freedesktop/login1"
@@ -26,7 +26,7 @@ const (
 type Logind interface {
 	// Delay returns the maximum time by which logind delays a shutdown.
 	Delay(ctx context.Context) (time.Duration, error)
-	// Reload makes logind reload its configuration.
+	// Reload makes logind read its configuration files again.
 	Reload(ctx context.Context) error
 	// Inhibit delays a shutdown until the returned lock is closed.
 	Inhibit(ctx context.Context) (io.Closer, error)
@@ -36,7 +36,8 @@ type Logind interface {
 	io.Closer
 }
 
-// Connect connects to the machine's logind.
+// Connect connects to the machine's logind. It returns an error if the system bus is not available. The
+// caller must close the connection.
 func Connect(ctx context.Context) (Logind, error) {
 	conn, err := dbus.Dial(ctx, dbus.SystemBus())
 	if err != nil {
@@ -48,9 +49,10 @@ func Connect(ctx context.Context) (Logind, error) {
 // logind is a Logind over D-Bus.
 type logind struct{ conn *dbus.Conn }
 
+// Close closes the connection to the system bus.
 func (l *logind) Close() error { return l.conn.Close() }
 
-// call calls a method of logind that returns one value.
+// call calls the method member of the interface face of logind, which must return one value.
 func (l *logind) call(ctx context.Context, face, member string, args ...any) (any, error) {
 	out, err := l.conn.Call(ctx, dbus.Call{Destination: loginName, Path: loginPath, Interface: face, Member: member, Args: args})
 	if err == nil && len(out) != 1 {
@@ -62,6 +64,7 @@ func (l *logind) call(ctx context.Context, face, member string, args ...any) (an
 	return out[0], nil
 }
 
+// Delay returns logind's setting InhibitDelayMaxSec.
 func (l *logind) Delay(ctx context.Context) (time.Duration, error) {
 	out, err := l.call(ctx, "org.freedesktop.DBus.Properties", "Get", loginManager, "InhibitDelayMaxUSec")
 	n, ok := out.(uint64)
@@ -74,6 +77,7 @@ func (l *logind) Delay(ctx context.Context) (time.Duration, error) {
 	return time.Duration(n) * time.Microsecond, nil
 }
 
+// Reload makes systemd send SIGHUP to logind.
 func (l *logind) Reload(ctx context.Context) error {
 	_, err := l.conn.Call(ctx, dbus.Call{
 		Destination: "org.freedesktop.systemd1", Path: "/org/freedesktop/systemd1", Interface: "org.freedesktop.systemd1.Manager",
@@ -85,6 +89,7 @@ func (l *logind) Reload(ctx context.Context) error {
 	return nil
 }
 
+// Inhibit takes an inhibitor lock of the mode "delay".
 func (l *logind) Inhibit(ctx context.Context) (io.Closer, error) {
 	out, err := l.call(ctx, loginManager, "Inhibit", "shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")
 	lock, ok := out.(*os.File)
@@ -97,6 +102,7 @@ func (l *logind) Inhibit(ctx context.Context) (io.Closer, error) {
 	return lock, nil
 }
 
+// Events subscribes to the signal PrepareForShutdown. The channel is also closed when ctx is done.
 func (l *logind) Events(ctx context.Context) (<-chan bool, error) {
 	if err := l.conn.Match(ctx, "type='signal',path='"+loginPath+"',interface='"+loginManager+"',member='"+prepare+"'"); err != nil {
 		return nil, fmt.Errorf("subscribing to signals of logind: %w", err)

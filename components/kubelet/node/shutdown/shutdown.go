@@ -24,7 +24,8 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// Reasons and messages of pods and the node.
+// Reasons and messages of pods that are terminated because of a shutdown, or rejected during one, as in
+// upstream.
 const (
 	Reason  = "Terminated"
 	Message = "Pod was terminated in response to imminent node shutdown."
@@ -48,8 +49,8 @@ type Config struct {
 	// be nil.
 	LogindConf string
 	Recorded   func(path string) error
-	// Pods returns the pods that have not terminated. End terminates a pod with a grace period in
-	// seconds, and returns a channel that is closed when nothing of it runs and its volumes are
+	// Pods returns the pods that have not terminated. Terminate terminates a pod with a grace period in
+	// seconds, and returns a channel that is closed when no process of the pod runs and its volumes are
 	// removed.
 	Pods      func() []*v1.Pod
 	Terminate func(pod *v1.Pod, grace int64) <-chan struct{}
@@ -62,7 +63,8 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// Manager handles the shutdown of the machine. Its methods are safe for concurrent use.
+// Manager delays the shutdown of the machine until it has terminated the pods. Its methods are safe for
+// concurrent use.
 type Manager struct {
 	cfg Config
 
@@ -71,13 +73,14 @@ type Manager struct {
 	times times
 }
 
-// times are the times of the last shutdown.
+// times are the times of the last shutdown: its begin, and when all pods had terminated. Zero means never.
 type times struct {
 	Start time.Time `json:"startTime"`
 	End   time.Time `json:"endTime"`
 }
 
-// New creates a Manager.
+// New returns a Manager, which does nothing before Run. It reads the times of the last shutdown from the file
+// State.
 func New(cfg Config) *Manager {
 	if cfg.Connect == nil {
 		cfg.Connect = Connect
@@ -91,6 +94,7 @@ func New(cfg Config) *Manager {
 	return m
 }
 
+// decode decodes the content of the file State.
 func decode(raw []byte) (times, error) {
 	var t times
 	if err := json.Unmarshal(raw, &t); err != nil {
@@ -119,7 +123,8 @@ func (m *Manager) NotReadyReason() string {
 	return ""
 }
 
-// Times returns when the last shutdown began and when all pods had terminated; zero for never.
+// Times returns when the last shutdown began and when all pods had terminated, for metrics. The zero time
+// means never.
 func (m *Manager) Times() (start, end time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -129,7 +134,9 @@ func (m *Manager) Times() (start, end time.Time) {
 // minReconnectBackoff is the initial back-off before logind is connected again. It doubles with each failure.
 const minReconnectBackoff = time.Second
 
-// Run handles shutdowns until ctx is done. It returns no error if there is no logind.
+// Run handles shutdowns of the machine until ctx is done. Without logind, and after its connection is closed,
+// it connects again with a back-off; until then a shutdown of the machine is not delayed. The error is always
+// nil.
 func (m *Manager) Run(ctx context.Context) error {
 	retry := backoff.Backoff{First: minReconnectBackoff, Max: time.Minute}
 	for {
@@ -142,14 +149,15 @@ func (m *Manager) Run(ctx context.Context) error {
 			retry.Reset()
 		}
 		pause := retry.Next()
-		m.cfg.Log.Warn("watching systemd-logind for node shutdown failed, will retry", "err", err, "backoff", pause)
+		m.cfg.Log.Warn("watching systemd-logind failed, a node shutdown kills pods without grace period until a retry succeeds", "err", err, "retryIn", pause)
 		if !lifecycle.Pause(ctx, pause) {
 			return nil
 		}
 	}
 }
 
-// watch handles the events of one connection.
+// watch connects to logind, takes the inhibitor lock, and handles shutdowns until ctx is done or the
+// connection fails. A shutdown continues when the pods have terminated and the lock is released.
 func (m *Manager) watch(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -197,12 +205,14 @@ func (m *Manager) watch(ctx context.Context) error {
 	}
 }
 
+// release releases the inhibitor lock, which may be nil.
 func release(lock io.Closer) {
 	if lock != nil {
 		_ = lock.Close()
 	}
 }
 
+// set records whether the machine is shutting down, and requests an update of the Node status.
 func (m *Manager) set(down bool) {
 	m.mu.Lock()
 	m.down = down
@@ -210,7 +220,8 @@ func (m *Manager) set(down bool) {
 	m.cfg.Changed()
 }
 
-// extendDelay increases logind's maximum delay if necessary.
+// extendDelay increases logind's maximum delay by a drop-in configuration file if it is shorter than the
+// grace periods. It returns an error if logind does not accept the delay.
 func (m *Manager) extendDelay(ctx context.Context, login Logind) error {
 	have, err := login.Delay(ctx)
 	if err != nil {
@@ -245,7 +256,8 @@ func (m *Manager) extendDelay(ctx context.Context, login Logind) error {
 	return nil
 }
 
-// terminatePods terminates all pods, group by group.
+// terminatePods terminates the pods group by group, the lowest priority first. It waits for each group until
+// its pods have terminated or its grace period has passed. It returns early when ctx is done.
 func (m *Manager) terminatePods(ctx context.Context) {
 	m.record(times{Start: time.Now()})
 	for i, group := range groups(m.cfg.Periods, m.cfg.Pods()) {
@@ -283,7 +295,7 @@ func (m *Manager) terminatePods(ctx context.Context) {
 	m.record(times{Start: start, End: time.Now()})
 }
 
-// record stores the times of a shutdown.
+// record stores the times of a shutdown, also in the file State for the next kubelet.
 func (m *Manager) record(t times) {
 	m.mu.Lock()
 	m.times = t
@@ -293,6 +305,6 @@ func (m *Manager) record(t times) {
 		err = atomicfile.Write(atomicfile.File{Path: m.cfg.State, Data: raw, Mode: 0o600})
 	}
 	if err != nil {
-		m.cfg.Log.Warn("writing times of the node shutdown failed", "file", m.cfg.State, "err", err)
+		m.cfg.Log.Warn("writing times of the node shutdown failed, metrics lack them after a restart of the kubelet", "file", m.cfg.State, "err", err)
 	}
 }

@@ -7,15 +7,16 @@ import (
 	"hyperkube/components/kubelet/pod/pods"
 )
 
-// Pods are the pods of the node. Its methods must be safe for concurrent use.
+// Pods terminates pods of the node. Its methods must be safe for concurrent use.
 type Pods interface {
 	// Terminate terminates a pod.
 	Terminate(uid types.UID, v *pods.Verdict)
-	// Cleaned returns a channel that is closed when nothing of a pod runs and its volumes are removed.
+	// Cleaned returns a channel that is closed when no process of a pod runs and its volumes are removed.
 	Cleaned(uid types.UID) <-chan struct{}
 }
 
-// Terminator returns the function for Config.Terminate that terminates pods of list.
+// Terminator returns the function for Config.Terminate. It terminates pods of list with the reason Terminated
+// and the condition DisruptionTarget.
 func Terminator(list Pods) func(pod *v1.Pod, grace int64) <-chan struct{} {
 	return func(pod *v1.Pod, grace int64) <-chan struct{} {
 		list.Terminate(pod.UID, &pods.Verdict{

@@ -26,6 +26,7 @@ type Hardware struct {
 // containerLabels are the labels of cAdvisor's container metrics.
 var containerLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
+// cpuSeconds is the metric of the CPU time of containers.
 const cpuSeconds = "container_cpu_usage_seconds_total"
 
 // Cadvisor returns the collector of /metrics/cadvisor: metrics of the machine, the runtime's
@@ -35,16 +36,18 @@ const cpuSeconds = "container_cpu_usage_seconds_total"
 // https://kep.k8s.io/2371
 func (p *Provider) Cadvisor(h Hardware) prometheus.Collector { return &cadvisor{p: p, hardware: h} }
 
+// cadvisor is the collector of /metrics/cadvisor.
 type cadvisor struct {
 	p        *Provider
 	hardware Hardware
 }
 
-// Describe implements prometheus.Collector. It sends nothing because the metrics are not known in
-// advance.
+// Describe sends nothing, because the metrics of the runtime are not known in advance. Prometheus then does
+// not check them.
 func (*cadvisor) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
+// Collect sends the current metrics to ch. After an error the metrics of containers are incomplete, and
+// container_scrape_error is 1.
 func (c *cadvisor) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -56,7 +59,7 @@ func (c *cadvisor) Collect(ch chan<- prometheus.Metric) {
 	c.machine(ch)
 }
 
-// machine sends the metrics of the hardware.
+// machine sends the metrics of the hardware and the versions.
 func (c *cadvisor) machine(ch chan<- prometheus.Metric) {
 	h := c.hardware
 	for _, m := range []struct {
@@ -76,6 +79,8 @@ func (c *cadvisor) machine(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(desc("machine_scrape_error", "1 if there was an error while getting machine metrics, 0 otherwise."), prometheus.GaugeValue, 0)
 }
 
+// collect sends the metrics of the node, the pods and the containers. It returns an error if the runtime
+// fails.
 func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) error {
 	summary, known, err := c.p.summary(ctx)
 	if err != nil {
@@ -151,13 +156,16 @@ func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) err
 	return nil
 }
 
-// mainSeries sends the main series of a container, pod or node.
+// mainSeries sends the most important series of one container, pod or node. labels are the values of
+// containerLabels.
 type mainSeries struct {
 	ch     chan<- prometheus.Metric
 	help   map[string]string // help texts of the runtime
 	labels []string
 }
 
+// put sends a series with the value v divided by scale, unless v is nil. extra are the keys and values of
+// additional labels.
 func (m *mainSeries) put(name, help string, kind prometheus.ValueType, v *uint64, scale float64, extra ...string) {
 	if v == nil {
 		return
@@ -172,6 +180,7 @@ func (m *mainSeries) put(name, help string, kind prometheus.ValueType, v *uint64
 	m.ch <- prometheus.MustNewConstMetric(desc(name, help, keys...), kind, float64(*v)/scale, values...)
 }
 
+// usage sends the CPU and memory usage, each of which may be nil.
 func (m *mainSeries) usage(cpu *statsv1alpha1.CPUStats, memory *statsv1alpha1.MemoryStats) {
 	if cpu != nil {
 		m.put(cpuSeconds, "Cumulative cpu time consumed in seconds.", prometheus.CounterValue, cpu.UsageCoreNanoSeconds, 1e9, "cpu", "total")
@@ -183,6 +192,7 @@ func (m *mainSeries) usage(cpu *statsv1alpha1.CPUStats, memory *statsv1alpha1.Me
 	}
 }
 
+// network sends the traffic of each network interface. n may be nil.
 func (m *mainSeries) network(n *statsv1alpha1.NetworkStats) {
 	if n == nil {
 		return
@@ -196,7 +206,8 @@ func (m *mainSeries) network(n *statsv1alpha1.NetworkStats) {
 	}
 }
 
-// nodeAndPods sends the metrics of the node and of each pod as a whole.
+// nodeAndPods sends the metrics of the node and of each pod as a whole. help has the help texts of the
+// runtime by series.
 func (c *cadvisor) nodeAndPods(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric, help map[string]string) {
 	node := &mainSeries{ch: ch, help: help, labels: []string{"", "/", "", "", "", ""}}
 	node.usage(s.Node.CPU, s.Node.Memory)
@@ -214,6 +225,7 @@ func (c *cadvisor) nodeAndPods(s *statsv1alpha1.Summary, ch chan<- prometheus.Me
 	}
 }
 
+// cgroup returns the cgroup of the pod with that UID, or "" if it is unknown.
 func (c *cadvisor) cgroup(uid string) string {
 	if c.hardware.CgroupOf == nil {
 		return ""
@@ -221,7 +233,7 @@ func (c *cadvisor) cgroup(uid string) string {
 	return c.hardware.CgroupOf(uid)
 }
 
-// containers sends the main series of each container.
+// containers sends the most important series of each container of the summary, for a runtime without metrics.
 func (c *cadvisor) containers(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric, help map[string]string) {
 	for i := range s.Pods {
 		pod := &s.Pods[i]

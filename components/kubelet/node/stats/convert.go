@@ -8,6 +8,7 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
+// swap converts the swap usage that CRI reports, or returns nil if there is none.
 func swap(s *runtimeapi.SwapUsage, now time.Time) *statsv1alpha1.SwapStats {
 	if s == nil || s.SwapUsageBytes == nil {
 		return nil
@@ -15,6 +16,7 @@ func swap(s *runtimeapi.SwapUsage, now time.Time) *statsv1alpha1.SwapStats {
 	return &statsv1alpha1.SwapStats{Time: at(s.Timestamp, now), SwapAvailableBytes: value(s.SwapAvailableBytes), SwapUsageBytes: value(s.SwapUsageBytes)}
 }
 
+// sumSwap returns the total swap usage of the containers, or nil if none is known.
 func sumSwap(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.SwapStats {
 	var used uint64
 	known := false
@@ -29,6 +31,7 @@ func sumSwap(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.
 	return &statsv1alpha1.SwapStats{Time: metav1.NewTime(now), SwapUsageBytes: &used}
 }
 
+// memory converts the memory usage that CRI reports, or returns nil if there is none.
 func memory(m *runtimeapi.MemoryUsage, now time.Time) *statsv1alpha1.MemoryStats {
 	if m == nil {
 		return nil
@@ -40,6 +43,7 @@ func memory(m *runtimeapi.MemoryUsage, now time.Time) *statsv1alpha1.MemoryStats
 	}
 }
 
+// network converts the network usage that CRI reports, or returns nil if there is none.
 func network(n *runtimeapi.NetworkUsage, now time.Time) *statsv1alpha1.NetworkStats {
 	if n == nil {
 		return nil
@@ -62,6 +66,7 @@ func network(n *runtimeapi.NetworkUsage, now time.Time) *statsv1alpha1.NetworkSt
 	return out
 }
 
+// sumCPU returns the total CPU usage of the containers.
 func sumCPU(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.CPUStats {
 	var total, rate uint64
 	rated := false
@@ -82,6 +87,7 @@ func sumCPU(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.C
 	return out
 }
 
+// sumMemory returns the total memory usage of the containers.
 func sumMemory(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.MemoryStats {
 	var usage, working, rss uint64
 	add := func(to *uint64, v *uint64) {
@@ -99,6 +105,7 @@ func sumMemory(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha
 	return &statsv1alpha1.MemoryStats{Time: metav1.NewTime(now), UsageBytes: &usage, WorkingSetBytes: &working, RSSBytes: &rss}
 }
 
+// value converts an optional value of CRI.
 func value(v *runtimeapi.UInt64Value) *uint64 {
 	if v == nil {
 		return nil
@@ -107,6 +114,7 @@ func value(v *runtimeapi.UInt64Value) *uint64 {
 	return &n
 }
 
+// at converts a timestamp of CRI in nanoseconds, or returns now if there is none.
 func at(ns int64, now time.Time) metav1.Time {
 	if ns <= 0 {
 		return metav1.NewTime(now)

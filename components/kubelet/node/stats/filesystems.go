@@ -9,8 +9,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// FileSystems determines the file systems on which the runtime stores images and containers' writable
-// layers. Its methods are safe for concurrent use.
+// FileSystems finds the file systems on which the runtime stores images and the writable layers of
+// containers. Its methods are safe for concurrent use.
 type FileSystems struct {
 	// root is the kubelet's root directory. dataDir is the data directory of this project's runtime.
 	root, dataDir string
@@ -20,13 +20,14 @@ type FileSystems struct {
 	imagePath, containerPath string
 }
 
-// NewFileSystems returns the FileSystems of a node whose kubelet has the root directory root. images is the image
+// NewFileSystems returns the FileSystems of a node. root is the kubelet's root directory. images is the image
 // service of the runtime, or nil if the runtime keeps all files in dataDir.
 func NewFileSystems(root, dataDir string, images runtimeapi.ImageServiceClient) *FileSystems {
 	return &FileSystems{root: root, dataDir: dataDir, images: images}
 }
 
-// Paths returns a path on the file system of images and one on that of writable layers.
+// Paths returns a path on the file system of images and one on that of writable layers. The result of the
+// runtime is cached. It returns an error if the runtime does not respond.
 func (d *FileSystems) Paths(ctx context.Context) (images, containers string, err error) {
 	if d.images == nil {
 		return d.dataDir, d.dataDir, nil
@@ -56,7 +57,7 @@ func (d *FileSystems) Paths(ctx context.Context) (images, containers string, err
 	return images, containers, nil
 }
 
-// Compare reports which of the file systems differ: images is true if the runtime's files are not on the
+// Compare reports which of the file systems differ: images is true if the runtime's files are not all on the
 // file system of the kubelet's root directory, and layers is true if writable layers are not on the file
 // system of images.
 func (d *FileSystems) Compare(ctx context.Context) (images, layers bool, err error) {

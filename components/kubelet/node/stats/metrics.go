@@ -8,18 +8,19 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// collector computes metrics from a Summary on each scrape.
+// collector is a Prometheus collector that computes metrics from a Summary on each scrape.
 type collector struct {
 	p    *Provider
 	emit func(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric)
 	bad  *prometheus.Desc // 1 if the summary failed; nil for no such metric
 }
 
-// Describe implements prometheus.Collector. It sends nothing because the metrics are not known in
-// advance.
+// Describe sends nothing, because the labels of the metrics depend on the pods. Prometheus then does not
+// check them.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
+// Collect sends the metrics of the current Summary to ch. If the Summary cannot be computed, it only sends
+// the metric bad with the value 1.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -35,6 +36,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// desc returns the description of a metric without constant labels.
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
 }

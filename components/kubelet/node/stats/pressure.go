@@ -14,7 +14,7 @@ import (
 //
 // https://kubernetes.io/docs/reference/instrumentation/understand-psi-metrics/
 
-// fromCRIPressure converts the pressure reported by CRI.
+// fromCRIPressure converts the pressure that CRI reports. It returns nil if p is nil.
 func fromCRIPressure(p *runtimeapi.PsiStats) *statsv1alpha1.PSIStats {
 	if p == nil {
 		return nil
@@ -25,6 +25,7 @@ func fromCRIPressure(p *runtimeapi.PsiStats) *statsv1alpha1.PSIStats {
 	return &statsv1alpha1.PSIStats{Full: one(p.GetFull()), Some: one(p.GetSome())}
 }
 
+// waits converts the I/O pressure that CRI reports, or returns nil if there is none.
 func waits(io *runtimeapi.IoUsage, now time.Time) *statsv1alpha1.IOStats {
 	if io == nil {
 		return nil
@@ -32,7 +33,7 @@ func waits(io *runtimeapi.IoUsage, now time.Time) *statsv1alpha1.IOStats {
 	return &statsv1alpha1.IOStats{Time: at(io.Timestamp, now), PSI: fromCRIPressure(io.Psi)}
 }
 
-// fromCgroupPressure converts the pressure of a cgroup.
+// fromCgroupPressure converts the pressure of a cgroup. It returns nil if p is nil.
 func fromCgroupPressure(p *cgroup.Pressure) *statsv1alpha1.PSIStats {
 	if p == nil {
 		return nil
@@ -43,7 +44,7 @@ func fromCgroupPressure(p *cgroup.Pressure) *statsv1alpha1.PSIStats {
 	return &statsv1alpha1.PSIStats{Full: one(p.Full), Some: one(p.Some)}
 }
 
-// pressure sends the total stall times under cAdvisor's names.
+// pressure sends the total stall times as series with cAdvisor's names. Each parameter may be nil.
 func (m *mainSeries) pressure(cpu, memory, io *statsv1alpha1.PSIStats) {
 	for _, of := range []struct {
 		name, what string
@@ -59,7 +60,8 @@ func (m *mainSeries) pressure(cpu, memory, io *statsv1alpha1.PSIStats) {
 	}
 }
 
-// pressureOf returns the pressure of CPU, memory and I/O in a summary.
+// pressureOf returns the pressure of CPU, memory and I/O in the statistics of a container, pod or node. Each
+// parameter and result may be nil.
 func pressureOf(cpu *statsv1alpha1.CPUStats, memory *statsv1alpha1.MemoryStats, io *statsv1alpha1.IOStats) (c, m, i *statsv1alpha1.PSIStats) {
 	if cpu != nil {
 		c = cpu.PSI

@@ -23,7 +23,8 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// Provider measures resource usage. Its methods are safe for concurrent use.
+// Provider measures the resource usage of the node, its pods and their containers. The container runtime
+// measures containers. Its methods are safe for concurrent use.
 type Provider struct {
 	CRI      *cri.Client
 	NodeName string
@@ -55,14 +56,15 @@ type Provider struct {
 	imagesAt  time.Time
 }
 
-// sample is a measurement of CPU time, to compute the rate of use.
+// sample is a measurement of CPU time in nanoseconds, from which the next rate is computed.
 type sample struct {
 	at    time.Time
 	nanos uint64
 	rate  uint64
 }
 
-// Summary returns the resource usage of the node and all pods.
+// Summary returns the current resource usage of the node and all pods with a ready sandbox, for
+// /stats/summary, metrics and eviction. It returns an error if the runtime fails.
 func (p *Provider) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 	out, _, err := p.summary(ctx)
 	return out, err
@@ -74,7 +76,7 @@ type containerDetails struct {
 	cpu, memory, io *statsv1alpha1.PSIStats // may be nil
 }
 
-// summary is Summary that also returns the exact data of each container by ID.
+// summary is Summary that also returns the details of each container by ID.
 func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[string]containerDetails, error) {
 	now := time.Now()
 	out := &statsv1alpha1.Summary{Node: p.node(now), Pods: []statsv1alpha1.PodStats{}}
@@ -154,8 +156,8 @@ func (p *Provider) summary(ctx context.Context) (*statsv1alpha1.Summary, map[str
 	return out, known, nil
 }
 
-// sandboxes returns the statistics of all sandboxes with their containers. If the runtime does not
-// support that call, they are assembled from others.
+// sandboxes returns the runtime's statistics of all sandboxes with their containers. For a runtime that does
+// not support that call, they are assembled from the lists of sandboxes and of container statistics.
 func (p *Provider) sandboxes(ctx context.Context) ([]*runtimeapi.PodSandboxStats, error) {
 	resp, err := p.CRI.Runtime.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{})
 	if err == nil {
@@ -189,6 +191,7 @@ func (p *Provider) sandboxes(ctx context.Context) ([]*runtimeapi.PodSandboxStats
 	return out, nil
 }
 
+// node returns the resource usage of the node. Values that cannot be measured are missing.
 func (p *Provider) node(now time.Time) statsv1alpha1.NodeStats {
 	out := statsv1alpha1.NodeStats{NodeName: p.NodeName, StartTime: metav1.NewTime(p.Boot)}
 	if n, err := nodeCPU(); err == nil {
@@ -225,7 +228,7 @@ func (p *Provider) node(now time.Time) statsv1alpha1.NodeStats {
 	return out
 }
 
-// Processes returns the current and the maximum number of processes and threads.
+// Processes returns the current and the maximum number of processes and threads of the machine.
 func Processes() (running, most int64, err error) {
 	for _, name := range []string{"pid_max", "threads-max"} {
 		raw, err := os.ReadFile("/proc/sys/kernel/" + name)
@@ -255,7 +258,7 @@ func Processes() (running, most int64, err error) {
 	return running, most, nil
 }
 
-// nodeCPU returns the CPU time used since boot in nanoseconds.
+// nodeCPU returns the CPU time used by all processes since boot, in nanoseconds.
 func nodeCPU() (uint64, error) {
 	f, err := os.Open("/proc/stat")
 	if err != nil {
@@ -282,6 +285,7 @@ func nodeCPU() (uint64, error) {
 	return ticks * uint64(time.Second/100), nil
 }
 
+// images returns a path on the file system of images, or "" if it is unknown.
 func (p *Provider) images() string {
 	if p.Images == nil {
 		return p.Root
@@ -293,8 +297,8 @@ func (p *Provider) images() string {
 // the runtime.
 const imageUsageTTL = 30 * time.Second
 
-// SetImageUsage sets the disk usage of images in s to the value of the runtime, instead of the usage
-// of their file system.
+// SetImageUsage sets the disk usage of images in s to the value that the runtime reports, instead of the
+// usage of their whole file system. The value is cached for imageUsageTTL.
 func (p *Provider) SetImageUsage(ctx context.Context, s *statsv1alpha1.Summary) error {
 	p.imagesMu.Lock()
 	defer p.imagesMu.Unlock()
@@ -317,6 +321,8 @@ func (p *Provider) SetImageUsage(ctx context.Context, s *statsv1alpha1.Summary) 
 	return nil
 }
 
+// nodeNetwork returns the traffic of the node's network interfaces, without loopback and those of pods, or
+// nil if it is unknown.
 func (p *Provider) nodeNetwork(now time.Time) *statsv1alpha1.NetworkStats {
 	raw, err := os.ReadFile("/proc/thread-self/net/dev")
 	if err != nil {
@@ -346,7 +352,7 @@ func (p *Provider) nodeNetwork(now time.Time) *statsv1alpha1.NetworkStats {
 	return out
 }
 
-// FileSystem returns the statistics of the file system of path, or nil on failure.
+// FileSystem returns the size and usage of the file system of path, or nil if it cannot be read.
 func FileSystem(path string, now time.Time) *statsv1alpha1.FsStats {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
@@ -362,7 +368,8 @@ func FileSystem(path string, now time.Time) *statsv1alpha1.FsStats {
 	}
 }
 
-// ephemeral returns the local storage usage of a pod: layers, logs and emptyDir volumes.
+// ephemeral returns the local storage usage of a pod: writable layers, logs, emptyDir volumes and files of
+// the kubelet. It returns nil if the file system of pods cannot be read.
 func (p *Provider) ephemeral(pod statsv1alpha1.PodStats, now time.Time) *statsv1alpha1.FsStats {
 	out := FileSystem(p.Root, now)
 	if out == nil {
@@ -402,7 +409,8 @@ func (p *Provider) logs(pod statsv1alpha1.PodReference, container string, now ti
 	return out
 }
 
-// otherUsage returns the disk usage of a pod apart from layers, logs and emptyDir volumes.
+// otherUsage returns the disk usage of a pod apart from writable layers, logs and emptyDir volumes: its
+// ConfigMaps and hosts file.
 func (p *Provider) otherUsage(uid string) (bytes, inodes uint64) {
 	for _, name := range []string{"volumes/kubernetes.io~configmap", "etc-hosts"} {
 		b, i := DiskUsage(filepath.Join(p.Root, "pods", uid, name))
@@ -411,8 +419,8 @@ func (p *Provider) otherUsage(uid string) (bytes, inodes uint64) {
 	return bytes, inodes
 }
 
-// OtherFiles returns the disk usage of a pod in bytes, apart from layers, logs and emptyDir
-// volumes.
+// OtherFiles returns the disk usage of the pod with that UID, in bytes, apart from writable layers, logs and
+// emptyDir volumes.
 func (p *Provider) OtherFiles(uid string) int64 {
 	bytes, _ := p.otherUsage(uid)
 	return int64(bytes)
@@ -423,12 +431,13 @@ func (p *Provider) LogDir(namespace, pod, uid, container string) string {
 	return filepath.Join(p.Logs, namespace+"_"+pod+"_"+uid, container)
 }
 
-// EmptyDir returns the path of an emptyDir volume.
+// EmptyDir returns the path of the emptyDir volume of that name of the pod with that UID.
 func (p *Provider) EmptyDir(uid, volume string) string {
 	return filepath.Join(p.Root, "pods", uid, "volumes", "kubernetes.io~empty-dir", volume)
 }
 
-// DiskUsage returns the disk usage of a directory tree, without other file systems mounted in it.
+// DiskUsage returns the disk usage of a directory tree, without other file systems mounted in it. Files that
+// cannot be read are not counted.
 func DiskUsage(root string) (bytes, inodes uint64) {
 	var top unix.Stat_t
 	if unix.Lstat(root, &top) != nil {
@@ -438,6 +447,7 @@ func DiskUsage(root string) (bytes, inodes uint64) {
 	return bytes, inodes
 }
 
+// walk adds the disk usage of path and everything below it on the device dev to bytes and inodes.
 func walk(path string, dev uint64, bytes, inodes *uint64) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil || st.Dev != dev {
@@ -457,6 +467,8 @@ func walk(path string, dev uint64, bytes, inodes *uint64) {
 	}
 }
 
+// cpu converts the CPU usage of the container or sandbox id that CRI reports, and computes the rate if CRI
+// does not report it. It returns nil if c has no CPU time.
 func (p *Provider) cpu(id string, c *runtimeapi.CpuUsage, now time.Time) *statsv1alpha1.CPUStats {
 	if c == nil || c.UsageCoreNanoSeconds == nil {
 		return nil
@@ -471,7 +483,9 @@ func (p *Provider) cpu(id string, c *runtimeapi.CpuUsage, now time.Time) *statsv
 	return out
 }
 
-// rate returns the CPU usage in nanoseconds per second since the last sample, or nil without one.
+// rate returns the CPU usage of id, in nanoseconds per second, since its last sample, and stores a new
+// sample. nanos is the CPU time at now. It returns nil without a last sample, and the previous rate within a
+// second of it.
 func (p *Provider) rate(id string, nanos uint64, now time.Time) *uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -15,10 +15,11 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// systemPrefix is the key prefix of the samples of system containers.
+// systemPrefix is the prefix of the keys under which the CPU samples of system containers are stored.
 const systemPrefix = "system/"
 
-// systemContainers returns the usage of the kubelet, the runtime and all pods.
+// systemContainers returns the usage of the kubelet's process, the runtime's process and all pods. Usage that
+// cannot be measured is omitted.
 func (p *Provider) systemContainers(now time.Time) []statsv1alpha1.ContainerStats {
 	var out []statsv1alpha1.ContainerStats
 	add := func(name string, nanos, usage, working, rss uint64, faults, major *uint64) {
@@ -74,13 +75,14 @@ func residentOf(pid string) (uint64, error) {
 	return pages * uint64(os.Getpagesize()), nil
 }
 
-// userHertz is the unit of process times on all architectures that Go supports.
+// userHertz is the number of clock ticks per second in which /proc reports process times.
 const userHertz = 100
 
-// errNoRuntime is returned if the runtime's process is unknown.
+// errNoRuntime is returned if no function for the process ID of the runtime is configured.
 var errNoRuntime = errors.New("the process ID of the runtime is unknown")
 
-// runtime returns the usage of the container runtime's process.
+// runtime returns the CPU time in nanoseconds and the resident memory in bytes of the container runtime's
+// process.
 func (p *Provider) runtime() (nanos, memory uint64, err error) {
 	if p.RuntimePID == nil {
 		return 0, 0, errNoRuntime

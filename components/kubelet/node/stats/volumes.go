@@ -19,15 +19,16 @@ import (
 // drivers.
 const volumesTTL = time.Minute
 
-// VolumePods finds the volumes of pods. Its methods must be safe for concurrent use.
+// VolumePods lists the pods of the node and their volumes. Its methods must be safe for concurrent use.
 type VolumePods interface {
 	// Pods returns all pods of the node.
 	Pods() []*v1.Pod
-	// Volumes returns the volumes of a pod by name.
+	// Volumes returns the volumes of a pod by name, or nil if they are not set up.
 	Volumes(uid types.UID) map[string]volume.Result
 }
 
-// Volumes measures the volumes of pods on demand. Its methods are safe for concurrent use.
+// Volumes measures the usage of the volumes of pods on demand, for /stats/summary and metrics. Its methods
+// are safe for concurrent use.
 type Volumes struct {
 	pods VolumePods
 
@@ -35,15 +36,17 @@ type Volumes struct {
 	cache map[types.UID]measuredVolumes
 }
 
-// NewVolumes creates Volumes of the pods that pods returns.
+// NewVolumes returns Volumes for the pods of the node.
 func NewVolumes(pods VolumePods) *Volumes { return &Volumes{pods: pods} }
 
+// measuredVolumes are the statistics of a pod's volumes and when they were measured.
 type measuredVolumes struct {
 	at      time.Time
 	volumes []statsv1alpha1.VolumeStats
 }
 
-// All returns the statistics of the volumes of all pods.
+// All returns the statistics of the volumes of all pods whose volumes are set up. They are at most volumesTTL
+// old.
 func (s *Volumes) All(ctx context.Context) map[types.UID][]statsv1alpha1.VolumeStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,6 +68,8 @@ func (s *Volumes) All(ctx context.Context) map[types.UID][]statsv1alpha1.VolumeS
 	return out
 }
 
+// measureVolumes measures the volumes of a pod. made are its volumes that are set up, by name. Volumes that
+// cannot be measured are omitted, as are those without own usage, such as host paths.
 func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Result, now time.Time) []statsv1alpha1.VolumeStats {
 	var out []statsv1alpha1.VolumeStats
 	for i := range pod.Spec.Volumes {
@@ -105,12 +110,11 @@ func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Res
 	return out
 }
 
-// Describe implements prometheus.Collector. It sends nothing because the metrics are not known in
-// advance.
+// Describe sends nothing, because the labels of the metrics depend on the pods. Prometheus then does not
+// check them.
 func (s *Volumes) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector. It sends the metrics of volumes by claim, each claim
-// once.
+// Collect sends the statistics of the volumes that refer to a claim to ch, once for each claim.
 func (s *Volumes) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

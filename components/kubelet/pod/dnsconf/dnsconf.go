@@ -14,14 +14,15 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Limits of resolv.conf, as the Kubernetes documentation specifies them.
+// Limits of a pod's resolver configuration, as the Kubernetes documentation specifies them: the number of
+// name servers and search domains, and the length of the search line.
 const (
 	maxNameservers = 3
 	maxSearches    = 32
 	maxSearchChars = 2048
 )
 
-// Node is the DNS configuration of the node and the cluster.
+// Node is the DNS configuration of the node and the cluster, from which those of pods are computed.
 type Node struct {
 	// ClusterDNS are the IP addresses of the cluster's DNS service.
 	ClusterDNS []string
@@ -38,8 +39,9 @@ type Node struct {
 	Warn func(reason, message string)
 }
 
-// For returns a pod's resolver configuration. warn is called with what exceeds limits and is
-// omitted; it may be nil.
+// For returns a pod's resolver configuration according to its dnsPolicy and dnsConfig. warn is called with
+// the reason and message of an event about what exceeds limits and is omitted, or about a missing cluster
+// DNS; it may be nil. It returns an error if the node's resolv.conf cannot be read.
 func (n Node) For(pod *v1.Pod, warn func(reason, message string)) (*runtimeapi.DNSConfig, error) {
 	host, err := n.host()
 	if err != nil {
@@ -97,7 +99,8 @@ func (n Node) warnMissing(pod *v1.Pod, warn func(reason, message string)) {
 	}
 }
 
-// inherited returns the configuration of pods that inherit the node's, which is host.
+// inherited returns the configuration of pods that inherit that of the node. host is the content of the
+// node's resolv.conf.
 func (n Node) inherited(host *runtimeapi.DNSConfig) *runtimeapi.DNSConfig {
 	if n.ResolvConf != "" {
 		return host
@@ -118,6 +121,7 @@ func (n Node) inherited(host *runtimeapi.DNSConfig) *runtimeapi.DNSConfig {
 	return out
 }
 
+// setOption adds an option to a list of options, or replaces the one of the same name.
 func setOption(list []string, o v1.PodDNSConfigOption) []string {
 	text := o.Name
 	if o.Value != nil && *o.Value != "" {
@@ -132,6 +136,7 @@ func setOption(list []string, o v1.PodDNSConfigOption) []string {
 	return append(list, text)
 }
 
+// unique returns the list without duplicates and empty strings.
 func unique(list []string) []string {
 	seen := map[string]bool{}
 	out := list[:0:0]
@@ -144,6 +149,8 @@ func unique(list []string) []string {
 	return out
 }
 
+// fit removes name servers and search domains that exceed the limits from c, and calls warn, which may be
+// nil, if there are any.
 func fit(c *runtimeapi.DNSConfig, warn func(reason, message string)) {
 	if len(c.Servers) > maxNameservers {
 		c.Servers = c.Servers[:maxNameservers]
@@ -165,11 +172,11 @@ func fit(c *runtimeapi.DNSConfig, warn func(reason, message string)) {
 	}
 }
 
-// maxName is the maximum length of a domain name.
+// maxName is the maximum length of a search domain.
 const maxName = 253
 
-// Check validates the node's resolver configuration, to which pods' search domains are added. It
-// returns a warning, or "".
+// Check validates the search domains of the node's resolv.conf, to which those of the cluster are added. It
+// returns a warning for the operator, or "" if there is no problem.
 func (n Node) Check() string {
 	if n.ResolvConf == "" {
 		return ""
@@ -194,6 +201,8 @@ func (n Node) Check() string {
 	return ""
 }
 
+// host returns the content of the node's resolv.conf. It is empty if ResolvConf is not set or the file does
+// not exist.
 func (n Node) host() (*runtimeapi.DNSConfig, error) {
 	if n.ResolvConf == "" {
 		return &runtimeapi.DNSConfig{}, nil
@@ -244,8 +253,8 @@ func Parse(raw []byte) *runtimeapi.DNSConfig {
 	return out
 }
 
-// Upstream returns the path of the node's resolver configuration. That is systemd-resolved's own
-// file if /etc/resolv.conf contains only stub resolvers on loopback, which pods cannot reach.
+// Upstream returns the path of the resolver configuration of the node that pods can use: /etc/resolv.conf or,
+// if that contains only stub resolvers on loopback, which pods cannot reach, the file of systemd-resolved.
 func Upstream() string {
 	const usual, resolved = "/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"
 	raw, err := os.ReadFile(usual)
@@ -278,8 +287,9 @@ func File(c *runtimeapi.DNSConfig) []byte {
 	return []byte(b.String())
 }
 
-// Hostname returns a pod's host name, and the domain that makes it fully qualified. The domain is
-// empty without a subdomain.
+// Hostname returns a pod's host name, and the domain that makes it fully qualified. The domain is empty for a
+// pod without a subdomain or with hostnameOverride. It returns an error if no valid name can be derived from
+// the pod's name.
 func Hostname(pod *v1.Pod, clusterDomain string) (host, domain string, err error) {
 	if o := pod.Spec.HostnameOverride; o != nil && *o != "" {
 		return *o, "", nil
@@ -299,10 +309,12 @@ func Hostname(pod *v1.Pod, clusterDomain string) (host, domain string, err error
 	return host, domain, nil
 }
 
+// hostsHeader is the beginning of the first line of a pod's hosts file, as in upstream.
 const hostsHeader = "# Kubernetes-managed hosts file"
 
-// Hosts returns a pod's hosts file. ips may be empty. With the host network, the file begins with
-// the node's hosts file.
+// Hosts returns the content of a pod's /etc/hosts. ips are the pod's addresses, which may be empty, and host
+// and domain are those of Hostname. With the host network, the content begins with that of the node's hosts
+// file at the path nodeHosts.
 func Hosts(pod *v1.Pod, ips []string, host, domain, nodeHosts string) ([]byte, error) {
 	var b bytes.Buffer
 	if pod.Spec.HostNetwork {

@@ -16,8 +16,9 @@ type Addresses struct {
 	PodIPs, HostIPs []string
 }
 
-// Field returns the value of a fieldRef. All labels or annotations are formatted as sorted lines of
-// key="value".
+// Field returns the value of a fieldRef, whose path is fieldPath. at has the values of status.podIP and
+// similar paths. All labels or annotations are formatted as sorted lines of key="value". An unsupported path
+// is an error.
 func Field(pod *v1.Pod, path string, at Addresses) (string, error) {
 	if name, key, ok := subscript(path); ok {
 		switch name {
@@ -55,6 +56,7 @@ func Field(pod *v1.Pod, path string, at Addresses) (string, error) {
 	return "", fmt.Errorf("unsupported fieldPath: %v", path)
 }
 
+// first returns the first element of a list, or "".
 func first(list []string) string {
 	if len(list) == 0 {
 		return ""
@@ -62,7 +64,8 @@ func first(list []string) string {
 	return list[0]
 }
 
-// subscript splits "name['key']".
+// subscript splits a path such as metadata.labels['key'] into the name before the brackets and the key. ok is
+// false if the path has no brackets.
 func subscript(path string) (name, key string, ok bool) {
 	rest, found := strings.CutSuffix(path, "']")
 	if !found {
@@ -71,6 +74,7 @@ func subscript(path string) (name, key string, ok bool) {
 	return strings.Cut(rest, "['")
 }
 
+// formatMap formats labels or annotations as sorted lines of key="value".
 func formatMap(m map[string]string) string {
 	keys := make([]string, 0, len(m))
 	for k := range m {
@@ -84,8 +88,8 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// available returns what containers without limits may use: the allocatable resources, capped by
-// the pod-level limits.
+// available returns the resources that containers without limits may use: the node's allocatable resources
+// or, where they are set, the pod-level limits.
 func available(pod *v1.Pod, allocatable v1.ResourceList) v1.ResourceList {
 	if pod.Spec.Resources == nil || len(pod.Spec.Resources.Limits) == 0 {
 		return allocatable
@@ -100,8 +104,9 @@ func available(pod *v1.Pod, allocatable v1.ResourceList) v1.ResourceList {
 	return out
 }
 
-// Resource returns the value of a resourceFieldRef of the container. An unset limit defaults to the
-// pod-level limit or, without one, to the allocatable resources.
+// Resource returns the value of the resourceFieldRef ref of the container c, rounded up to a multiple of the
+// divisor. An unset limit defaults to the pod-level limit or, without one, to the node's allocatable
+// resources.
 func Resource(ref *v1.ResourceFieldSelector, pod *v1.Pod, c *v1.Container, allocatable v1.ResourceList) (string, error) {
 	divisor := ref.Divisor
 	if divisor.IsZero() {

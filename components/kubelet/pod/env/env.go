@@ -16,14 +16,15 @@ import (
 // Var is an environment variable.
 type Var struct{ Name, Value string }
 
-// Objects gets the ConfigMaps and Secrets that a pod refers to. Errors are those of the API, so
-// that apierrors.IsNotFound works.
+// Objects provides the ConfigMaps and Secrets that a pod refers to. Errors are those of the API, so that
+// apierrors.IsNotFound works.
 type Objects interface {
 	ConfigMap(ctx context.Context, namespace, name string) (*v1.ConfigMap, error)
 	Secret(ctx context.Context, namespace, name string) (*v1.Secret, error)
 }
 
-// Input is the input of Make.
+// Input is the input of Make. Services are the variables of the pod's Services, At its addresses, and
+// Allocatable the allocatable resources of the node.
 type Input struct {
 	Pod         *v1.Pod
 	Container   *v1.Container
@@ -38,7 +39,9 @@ type Input struct {
 	Warn func(message string)
 }
 
-// Make returns the container's environment variables in order, with unique names.
+// Make returns the container's environment variables in order, with unique names: those of envFrom, then env,
+// which takes precedence, then those of Services that are not set otherwise. It returns an error if an object
+// or a key that is not optional does not exist.
 func Make(ctx context.Context, in Input) ([]Var, error) {
 	b := builder{values: map[string]string{}}
 	for i := range in.Container.EnvFrom {
@@ -79,11 +82,13 @@ func Make(ctx context.Context, in Input) ([]Var, error) {
 	return out, nil
 }
 
+// builder collects variables in the order in which they were first set.
 type builder struct {
 	order  []string
 	values map[string]string
 }
 
+// set sets a variable. A variable that is already set keeps its position.
 func (b *builder) set(name, value string) {
 	if _, ok := b.values[name]; !ok {
 		b.order = append(b.order, name)
@@ -91,6 +96,8 @@ func (b *builder) set(name, value string) {
 	b.values[name] = value
 }
 
+// from adds the keys of a ConfigMap or Secret of envFrom. Keys that are not valid names are skipped and
+// reported with Warn.
 func (b *builder) from(ctx context.Context, in *Input, src *v1.EnvFromSource) error {
 	var data map[string]string
 	var kind, name string
@@ -136,6 +143,8 @@ func (b *builder) from(ctx context.Context, in *Input, src *v1.EnvFromSource) er
 	return nil
 }
 
+// value returns the value of the variable e. lookup returns the variables that it may refer to. The second
+// result is false if the variable is not set because an optional object or key does not exist.
 func (b *builder) value(ctx context.Context, in *Input, e *v1.EnvVar, lookup func(string) (string, bool)) (string, bool, error) {
 	if e.ValueFrom == nil {
 		return Expand(e.Value, lookup), true, nil
@@ -197,7 +206,7 @@ func (b *builder) value(ctx context.Context, in *Input, e *v1.EnvVar, lookup fun
 	return "", true, nil
 }
 
-// Container returns the pod's container or init container of that name, or nil.
+// Container returns the pod's app or init container of that name, or nil.
 func Container(pod *v1.Pod, name string) *v1.Container {
 	for i := range pod.Spec.Containers {
 		if pod.Spec.Containers[i].Name == name {

@@ -4,8 +4,8 @@ package env
 
 import "strings"
 
-// Expand replaces every $(NAME) by the value that lookup returns. $$ is replaced by a single dollar
-// sign. References to unknown names are left unchanged.
+// Expand replaces every $(NAME) in input by the value that lookup returns. $$ is replaced by a single dollar
+// sign. References to names for which lookup returns false are left unchanged.
 func Expand(input string, lookup func(name string) (string, bool)) string {
 	if strings.IndexByte(input, '$') < 0 {
 		return input
@@ -43,7 +43,8 @@ func Expand(input string, lookup func(name string) (string, bool)) string {
 	return out.String()
 }
 
-// ExpandMap expands each string of list with vars.
+// ExpandMap returns each string of list, such as the arguments of a container, expanded with the variables
+// vars.
 func ExpandMap(list []string, vars map[string]string) []string {
 	if list == nil {
 		return nil

@@ -11,8 +11,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Services returns the service variables of a pod in namespace: those of the services in its
-// namespace if links is true, and always those of default/kubernetes.
+// Services returns the environment variables with the addresses of Services for a pod in namespace: those of
+// all Services in its namespace if links is true (enableServiceLinks), and always those of
+// default/kubernetes. Services without a cluster IP are omitted.
 func Services(services []*v1.Service, namespace string, links bool) []Var {
 	byName := map[string]*v1.Service{}
 	for _, s := range services {
@@ -35,8 +36,11 @@ func Services(services []*v1.Service, namespace string, links bool) []Var {
 	return out
 }
 
+// metaDefault is the namespace of the Service kubernetes.
 const metaDefault = "default"
 
+// serviceVars returns the variables of one Service: NAME_SERVICE_HOST, NAME_SERVICE_PORT and those of Docker
+// links.
 func serviceVars(s *v1.Service) []Var {
 	if len(s.Spec.Ports) == 0 {
 		return nil
@@ -73,4 +77,5 @@ func serviceVars(s *v1.Service) []Var {
 	return out
 }
 
+// envName converts a name to the form that it has in variable names.
 func envName(s string) string { return strings.ToUpper(strings.ReplaceAll(s, "-", "_")) }

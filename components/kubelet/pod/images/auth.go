@@ -16,6 +16,7 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 )
 
+// dockerEntry is the entry of a registry in a Docker configuration file.
 type dockerEntry struct {
 	Username      string `json:"username"`
 	Password      string `json:"password"`
@@ -24,7 +25,7 @@ type dockerEntry struct {
 	RegistryToken string `json:"registrytoken"`
 }
 
-// Credential is a credential for an image pull. A credential without Secret and Account is
+// Credential is a credential with which an image can be pulled. A credential without Secret and Account is
 // available to all pods of the node.
 type Credential struct {
 	Auth *runtimeapi.AuthConfig // nil if no authentication is needed
@@ -33,8 +34,8 @@ type Credential struct {
 	Account *kubeletv1beta1.ImagePullServiceAccount
 }
 
-// Auths returns the credentials of secrets that match the image, the most specific first. Invalid
-// secrets are ignored.
+// Auths returns the credentials in the pod's image pull secrets that match the image, the most specific
+// first. Secrets with invalid content are ignored.
 func Auths(image string, secrets []*v1.Secret) []Credential {
 	var found []match
 	for _, s := range secrets {
@@ -53,8 +54,9 @@ func Auths(image string, secrets []*v1.Secret) []Credential {
 	return ordered(found)
 }
 
-// NodeAuths returns the credentials of files of the node that match the image. The files have the
-// format of ~/.docker/config.json. Missing files are ignored.
+// NodeAuths returns the credentials of the node that match the image, the most specific first. files are
+// paths of files in the format of ~/.docker/config.json. As upstream, only the first file with a match is
+// used. Missing and invalid files are ignored.
 func NodeAuths(image string, files []string) []Credential {
 	var found []match
 	for _, path := range files {
@@ -70,12 +72,14 @@ func NodeAuths(image string, files []string) []Credential {
 	return ordered(found)
 }
 
+// match is a Docker configuration entry that matches an image. key is the registry of the entry.
 type match struct {
 	key  string
 	auth dockerEntry
 	Credential
 }
 
+// matches returns the entries of list whose keys match the image. Keys are registries.
 func matches(image string, list map[string]dockerEntry) []match {
 	var found []match
 	for key, e := range list {
@@ -95,6 +99,7 @@ func matches(image string, list map[string]dockerEntry) []match {
 	return found
 }
 
+// ordered returns the credentials, those with the longest key first.
 func ordered(found []match) []Credential {
 	slices.SortStableFunc(found, func(a, b match) int {
 		if len(a.key) != len(b.key) {
@@ -109,6 +114,8 @@ func ordered(found []match) []Credential {
 	return out
 }
 
+// entries returns the entries of a Secret of a Docker type by registry, or nil if the Secret has another type
+// or invalid content.
 func entries(s *v1.Secret) map[string]dockerEntry {
 	switch s.Type {
 	case v1.SecretTypeDockerConfigJson:
@@ -127,8 +134,9 @@ func entries(s *v1.Secret) map[string]dockerEntry {
 	return nil
 }
 
-// Matches reports whether credentials for key match the image. key is a registry with an optional
-// path, and may contain wildcards in the parts of its host name.
+// Matches reports whether credentials for the registry key can be used for the image. key may have a path,
+// which must be a prefix of the image's path, and wildcards in the parts of its host name. Images without a
+// registry are those of Docker Hub.
 func Matches(key, image string) bool {
 	if !strings.Contains(key, "://") {
 		key = "https://" + key

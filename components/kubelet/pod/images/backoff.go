@@ -5,29 +5,31 @@ import (
 	"time"
 )
 
+// Bounds of the back-off of failed image pulls.
 const (
 	pullBase = 10 * time.Second
 	pullMax  = 300 * time.Second
 )
 
-// backoffs is the exponential back-off of failed image pulls, by pod and image. The zero value is
-// empty. Its methods are safe for concurrent use.
+// backoffs has the exponential back-offs of failed image pulls, by pod UID and image. The zero value has
+// none. Its methods are safe for concurrent use.
 type backoffs struct {
 	mu    sync.Mutex
 	byKey map[string]backoff
 }
 
+// backoff is the back-off since the last failure at updated.
 type backoff struct {
 	delay     time.Duration
 	updated   time.Time
 	lastError string // text of the last error
 }
 
-// expired reports whether the back-off has expired and is reset.
+// expired reports whether the last failure is so long ago that the next one starts with pullBase again.
 func (b *backoff) expired(now time.Time) bool { return now.Sub(b.updated) > 2*pullMax }
 
-// backoffUntil returns until when key is in back-off and its last error. The time is zero if key is not in
-// back-off.
+// backoffUntil returns until when pulls of key must wait, and the text of its last error. The time is zero if
+// a pull may start.
 func (s *backoffs) backoffUntil(key string, now time.Time) (until time.Time, last string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,7 +40,8 @@ func (s *backoffs) backoffUntil(key string, now time.Time) (until time.Time, las
 	return until, b.lastError
 }
 
-// increase increases the back-off of key and removes expired back-offs.
+// increase doubles the back-off of key after a failure at now. text is the error. It also removes all expired
+// back-offs.
 func (s *backoffs) increase(key, text string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,7 +60,7 @@ func (s *backoffs) increase(key, text string, now time.Time) {
 	s.byKey[key] = backoff{delay, now, text}
 }
 
-// reset resets the back-off of key.
+// reset removes the back-off of key after a success.
 func (s *backoffs) reset(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

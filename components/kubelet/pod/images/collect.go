@@ -17,8 +17,9 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 )
 
-// Collector removes unused images when the disk usage exceeds a threshold. It starts with the least
-// recently used image and never removes pinned images. It is safe for concurrent use.
+// Collector removes unused images when the disk usage exceeds a threshold or they have been unused for too
+// long. It starts with the least recently used image and never removes pinned images. It is safe for
+// concurrent use.
 type Collector struct {
 	CRI *cri.Client
 	// High and Low are percentages of the disk usage at Path: above High, images are removed until
@@ -37,13 +38,17 @@ type Collector struct {
 
 	measure func(path string, to *unix.Statfs_t) error // statfs by default
 
-	mu   sync.Mutex // held during an operation; guards seen
+	mu sync.Mutex // held during an operation; guards seen
+	// seen has the images that the runtime had in the last observation, by image ID.
 	seen map[string]imageTimes
 }
 
+// imageTimes is when an image was first observed and when a container last used it; used is zero if no
+// container has.
 type imageTimes struct{ first, used time.Time }
 
-// Observe updates which images exist and which are in use. It removes none.
+// Observe records which images exist and which are in use, so that a later Collect has their ages. It removes
+// no image.
 func (c *Collector) Observe(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,8 +56,9 @@ func (c *Collector) Observe(ctx context.Context) error {
 	return err
 }
 
-// Collect runs one garbage collection. With all, it removes every unused image that is old enough,
-// as is done under disk pressure.
+// Collect removes images that are older than MaxAge and, if the disk usage is above High, further images
+// until it is at Low. With all, as under disk pressure, it removes every unused image that is older than
+// MinAge regardless of the disk usage. The error wraps ErrFull if too little could be removed.
 func (c *Collector) Collect(ctx context.Context, all bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,7 +69,7 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	}
 	if c.Records != nil {
 		if err := c.Records.Prune(list, began); err != nil {
-			c.Log.Warn("deleting pull records of removed images failed, retrying at the next image garbage collection", "err", err)
+			c.Log.Warn("deleting pull records of removed images failed, the outdated records remain until the next image garbage collection", "err", err)
 		}
 	}
 	list, old := c.removeExpired(ctx, list, used)
@@ -104,13 +110,15 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	return errors.Join(append(errs, old)...)
 }
 
-// percent returns the disk usage in percent, rounded up.
+// percent returns the usage of a file system in percent, rounded up. capacity and taken are in bytes.
 func percent(capacity, taken int64) int64 { return 100 - (capacity-taken)*100/capacity }
 
-// onlyUnderPressure reports whether images are removed only under disk pressure, regardless of disk usage.
+// onlyUnderPressure reports whether the configuration disables the removal of images except under disk
+// pressure: High is 100 and there is no MaxAge.
 func (c *Collector) onlyUnderPressure() bool { return c.High >= 100 && c.MaxAge == 0 }
 
-// diskUsage returns the size and usage of the images' file system, in bytes.
+// diskUsage returns the size and usage, in bytes, of the file system that the runtime reports for images,
+// otherwise of that at Path.
 func (c *Collector) diskUsage(ctx context.Context) (capacity, taken int64, err error) {
 	path := c.Path
 	if fs, err := c.CRI.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{}); err == nil && len(fs.ImageFilesystems) > 0 {
@@ -130,7 +138,8 @@ func (c *Collector) diskUsage(ctx context.Context) (capacity, taken int64, err e
 	return capacity, capacity - int64(st.Bavail)*st.Bsize, nil
 }
 
-// removable returns the images of list that may be removed, least recently used first.
+// removable returns the images of list that are unused, not pinned and older than MinAge, least recently used
+// first. used has the IDs of the images in use.
 func (c *Collector) removable(list []*runtimeapi.Image, used map[string]bool, now time.Time) []*runtimeapi.Image {
 	var idle []*runtimeapi.Image
 	for _, i := range list {
@@ -146,10 +155,12 @@ func (c *Collector) removable(list []*runtimeapi.Image, used map[string]bool, no
 	return idle
 }
 
-// ErrNoCapacity is returned if the file system reports a size of 0, so that its usage is unknown.
+// ErrNoCapacity is returned by Collect if the image file system reports a size of 0, so that its usage is
+// unknown.
 var ErrNoCapacity = errors.New("invalid capacity 0 on image filesystem")
 
-// ErrFull is that nothing more can be done for a disk that is too full.
+// ErrFull is wrapped by the error of Collect if the disk usage is still above Low after all unused images
+// were removed.
 //
 //nolint:staticcheck // upstream's words, shown in events
 var ErrFull = errors.New("Insufficient free disk space on the node's image filesystem")
@@ -167,8 +178,8 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", value, "KMGTPE"[prefix])
 }
 
-// removeExpired removes images that have been unused for longer than MaxAge, and returns the remaining
-// images of list.
+// removeExpired removes images of list that have been unused for longer than MaxAge, and returns the
+// remaining ones, including those whose removal failed. used has the IDs of the images in use.
 func (c *Collector) removeExpired(ctx context.Context, list []*runtimeapi.Image, used map[string]bool) ([]*runtimeapi.Image, error) {
 	if c.MaxAge <= 0 {
 		return list, nil
@@ -197,7 +208,7 @@ func (c *Collector) removeExpired(ctx context.Context, list []*runtimeapi.Image,
 	return left, errors.Join(errs...)
 }
 
-// addMounted adds the images that a container mounts as volumes to refs.
+// addMounted adds the names and IDs of the images that the container id mounts as volumes to refs.
 func (c *Collector) addMounted(ctx context.Context, id string, refs map[string]bool) error {
 	resp, err := c.CRI.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 	if cri.IsNotFound(err) {
@@ -221,7 +232,8 @@ func (c *Collector) addMounted(ctx context.Context, id string, refs map[string]b
 	return nil
 }
 
-// observe updates which images exist and which are in use, and returns both.
+// observe lists the images and updates seen. It returns the images and the IDs of those that containers use.
+// The caller must hold mu.
 func (c *Collector) observe(ctx context.Context) ([]*runtimeapi.Image, map[string]bool, error) {
 	resp, err := c.CRI.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
 	if err != nil {

@@ -30,17 +30,19 @@ const (
 	inspectFailed    = "ImageInspectError"
 )
 
-// Error is the failure to provide an image, with the reason and message of the container's waiting
-// state.
+// Error is the failure to provide an image for a container. Reason and Message are those of the container's
+// state Waiting.
 type Error struct {
 	Reason, Message string
-	// RetryAt is when the next attempt makes sense. Zero means that retrying does not help.
+	// RetryAt is when the container may request the image again. Zero means that a retry cannot succeed
+	// before the pod changes.
 	RetryAt time.Time
 }
 
+// Error returns the reason and the message.
 func (e *Error) Error() string { return e.Reason + ": " + e.Message }
 
-// Puller pulls images. Its methods are safe for concurrent use.
+// Puller makes images present on the node for containers. Its methods are safe for concurrent use.
 type Puller struct {
 	Images runtimeapi.ImageServiceClient
 	// Records store the credentials of pulls. If it is nil, all pods may use all present images.
@@ -52,11 +54,13 @@ type Puller struct {
 
 	backoffs backoffs
 	mu       sync.Mutex // guards flights
-	flights  map[string]*flight
-	slots    chan struct{} // semaphore of concurrent pulls; nil for no limit
-	rate     *rate.Limiter // nil for no limit
+	// flights are the pulls in progress, by image name and credentials.
+	flights map[string]*flight
+	slots   chan struct{} // semaphore of concurrent pulls; nil for no limit
+	rate    *rate.Limiter // nil for no limit
 }
 
+// flight is one pull, which may be shared by several pods. done is closed when the other fields are set.
 type flight struct {
 	done       chan struct{}
 	credential int    // index of the credential that succeeded; -1 for none
@@ -71,7 +75,7 @@ type flight struct {
 // users look for both reasons.
 const pullErrorDuration = time.Second
 
-// NewPuller creates a Puller.
+// NewPuller returns a Puller without limits that pulls from the image service images.
 func NewPuller(images runtimeapi.ImageServiceClient) *Puller {
 	return &Puller{Images: images, Now: time.Now, flights: map[string]*flight{}}
 }
@@ -84,8 +88,8 @@ func (p *Puller) Limit(n int) {
 	}
 }
 
-// LimitRate limits how many pulls start per second. A pull that exceeds the burst fails. It must be
-// called before other methods.
+// LimitRate limits the pulls to qps per second, with bursts. A pull that exceeds the limit fails and is in
+// back-off then. It must be called before other methods.
 func (p *Puller) LimitRate(qps, burst int) {
 	if qps > 0 {
 		p.rate = rate.NewLimiter(rate.Limit(qps), burst)
@@ -99,8 +103,8 @@ type Request struct {
 	Container string
 	Image     string
 	Policy    v1.PullPolicy
-	// PodCredentials returns the credentials that the pod itself has, without those of the node. All returns
-	// all credentials to try, in order. Either may be nil.
+	// PodCredentials returns the credentials that the pod itself has, without those of the node.
+	// AllCredentials returns all credentials to try, in order. Either may be nil.
 	PodCredentials, AllCredentials func(ctx context.Context) ([]Credential, error)
 	Sandbox                        *runtimeapi.PodSandboxConfig
 	// Event emits an event for the pod.
@@ -109,9 +113,9 @@ type Request struct {
 	Pulling func()
 }
 
-// Ensure makes the image present according to the pull policy, and returns the runtime's reference
-// to it. An error is an *Error, a context error, or an error for which cri.IsUnavailable returns
-// true.
+// Ensure makes the image of the request present according to its pull policy, and returns the runtime's
+// reference to the image. It also pulls an image that is present if the pod must prove that it may use it. An
+// error is an *Error, a context error, or an error for which cri.IsUnavailable returns true.
 func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) {
 	there, needed := "unknown", "unknown"
 	defer func() { p.Metrics.ImageRequested(strings.ToLower(string(r.Policy)), there, needed) }()
@@ -144,7 +148,8 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 	return present.Id, nil
 }
 
-// failed emits an event and returns an error after which a retry makes sense.
+// failed emits an event and returns an Error that may be retried after pullBase. event is the reason of the
+// event, reason that of the container.
 func (p *Puller) failed(r *Request, event, reason, msg string) *Error {
 	r.Event(true, event, msg)
 	return &Error{Reason: reason, Message: msg, RetryAt: p.Now().Add(pullBase)}
@@ -155,8 +160,8 @@ func (p *Puller) neverPullError(r *Request) *Error {
 	return p.failed(r, "ErrImageNeverPull", errImageNever, fmt.Sprintf("Container image %q is not present with pull policy of Never", r.Image))
 }
 
-// mustPull reports whether the image must be pulled, because of its policy or because the pod may
-// not use what other pods have pulled. present is nil if the image is not present.
+// mustPull reports whether the image must be pulled, because of the pull policy or because the pod may not
+// use what other pods have pulled. present is the image, or nil if it is not present.
 func (p *Puller) mustPull(ctx context.Context, r *Request, present *runtimeapi.Image) (bool, error) {
 	if r.pullRequired(present != nil) {
 		return true, nil
@@ -175,7 +180,8 @@ func (p *Puller) mustPull(ctx context.Context, r *Request, present *runtimeapi.I
 	return must, nil
 }
 
-// pullWithBackoff pulls the image, unless it is in back-off.
+// pullWithBackoff pulls the image with the normalized name, and returns the runtime's reference to it. During
+// the back-off of the pod and image it returns an Error with the reason ImagePullBackOff instead.
 func (p *Puller) pullWithBackoff(ctx context.Context, name string, r Request) (ref string, err error) {
 	key := string(r.Pod.UID) + "_" + r.Image
 	began := p.Now()
@@ -211,6 +217,7 @@ func (p *Puller) pullWithBackoff(ctx context.Context, name string, r Request) (r
 	return f.ref, nil
 }
 
+// pullRequired reports whether the pull policy requires a pull. present: the image is present.
 func (r *Request) pullRequired(present bool) bool {
 	switch r.Policy {
 	case v1.PullAlways:
@@ -221,6 +228,7 @@ func (r *Request) pullRequired(present bool) bool {
 	return !present
 }
 
+// present returns the image of that name in the runtime, or nil if it is not present.
 func (p *Puller) present(ctx context.Context, name string) (*runtimeapi.Image, error) {
 	resp, err := p.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: name}})
 	if err != nil {
@@ -232,7 +240,8 @@ func (p *Puller) present(ctx context.Context, name string) (*runtimeapi.Image, e
 	return resp.Image, nil
 }
 
-// credentials calls get, which may be nil.
+// credentials returns the result of ask, which is PodCredentials or AllCredentials, or no credentials if ask
+// is nil.
 func (r *Request) credentials(ctx context.Context, ask func(context.Context) ([]Credential, error)) ([]Credential, error) {
 	if ask == nil {
 		return nil, nil
@@ -240,7 +249,8 @@ func (r *Request) credentials(ctx context.Context, ask func(context.Context) ([]
 	return ask(ctx)
 }
 
-// pullRecorded pulls an image and records which credentials were used.
+// pullRecorded pulls the image and records with which credential, so that later pods must present it. If that
+// cannot be recorded before the pull, the pull fails.
 func (p *Puller) pullRecorded(ctx context.Context, name string, r Request) *flight {
 	list, err := r.credentials(ctx, r.AllCredentials)
 	if err != nil {
@@ -272,7 +282,8 @@ func (p *Puller) pullRecorded(ctx context.Context, name string, r Request) *flig
 	return f
 }
 
-// pull pulls an image. Concurrent pulls of the same image with the same credentials share one pull.
+// pull pulls the image with one of the credentials of list. Concurrent calls for the same image and
+// credentials share one pull.
 func (p *Puller) pull(ctx context.Context, name string, r Request, list []Credential) *flight {
 	key := name
 	for _, c := range list {
@@ -306,6 +317,8 @@ func (p *Puller) pull(ctx context.Context, name string, r Request, list []Creden
 	}
 }
 
+// fly executes the pull f: it waits for a slot and tries the credentials of list in order, or none if list is
+// empty, until one succeeds. It sets the result in f.
 func (p *Puller) fly(ctx context.Context, name string, r Request, list []Credential, f *flight) {
 	if p.slots != nil {
 		select {
@@ -362,7 +375,7 @@ func (p *Puller) fly(ctx context.Context, name string, r Request, list []Credent
 	f.duration = p.Now().Sub(began)
 }
 
-// plain returns a gRPC error with the code Unknown as an error without the code.
+// plain removes the gRPC code from an error with the code Unknown, because it only makes the message longer.
 func plain(err error) error {
 	if s, ok := status.FromError(err); ok && s.Code() == codes.Unknown {
 		return errors.New(s.Message())
@@ -370,7 +383,8 @@ func plain(err error) error {
 	return err
 }
 
-// normalize adds the tag "latest" to a name without tag and digest, and rejects invalid names.
+// normalize returns an image name with the tag "latest" added if it has neither tag nor digest. It returns an
+// error for an invalid name.
 func normalize(image string) (string, error) {
 	if image == "" || strings.TrimSpace(image) != image {
 		return "", errors.New("invalid reference format")
@@ -408,6 +422,7 @@ func normalize(image string) (string, error) {
 	return image, nil
 }
 
+// validPart reports whether s is a valid element of the path of an image name.
 func validPart(s string) bool {
 	if s == "" {
 		return false
@@ -425,6 +440,7 @@ func validPart(s string) bool {
 	return true
 }
 
+// validTag reports whether s is a valid image tag.
 func validTag(s string) bool {
 	if s == "" || len(s) > 128 || s[0] == '.' || s[0] == '-' {
 		return false
@@ -438,6 +454,7 @@ func validTag(s string) bool {
 	return true
 }
 
+// validDigest reports whether s is an algorithm and at least 32 hexadecimal digits.
 func validDigest(s string) bool {
 	algorithm, hex, ok := strings.Cut(s, ":")
 	if !ok || algorithm == "" || len(hex) < 32 {

@@ -24,8 +24,9 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// Records stores which credentials images were pulled with, so that pods without such credentials
-// cannot use images that are present. Its methods are safe for concurrent use.
+// Records stores with which credentials images were pulled, so that a pod without such credentials cannot use
+// an image that another pod has pulled. The records are files in Dir and survive restarts. Its methods are
+// safe for concurrent use.
 //
 // https://kep.k8s.io/2535
 type Records struct {
@@ -46,11 +47,12 @@ type Records struct {
 	intents map[string]int                               // number of pulls in progress, by image
 }
 
-// maxMatchingCredentials is the maximum number of credentials recorded for an image because they equal
-// recorded ones.
+// maxMatchingCredentials is the maximum number of Secrets recorded for an image because their content equals
+// that of a recorded one.
 const maxMatchingCredentials = 100
 
-// ParseVerification validates a policy and its allowlist.
+// ParseVerification returns an error if the policy is unknown, or if allowed is set or has invalid entries
+// for that policy. It validates the kubelet configuration.
 func ParseVerification(policy kubeletv1beta1.ImagePullCredentialsVerificationPolicy, allowed []string) error {
 	switch policy {
 	case "", kubeletv1beta1.NeverVerify, kubeletv1beta1.NeverVerifyPreloadedImages, kubeletv1beta1.AlwaysVerify:
@@ -79,12 +81,14 @@ func repositoryOf(image string) string {
 	return image
 }
 
+// path returns the file of the record of name. kind is "pulling" or "pulled".
 func (r *Records) path(kind, name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return filepath.Join(r.Dir, kind, "sha256-"+hex.EncodeToString(sum[:]))
 }
 
-// Count returns the number of records on disk: of pulls that have started, and of pulled images.
+// Count returns the number of records on disk: begun of pulls that have started but not finished, and pulled
+// of pulled images. It reads the records on first use.
 func (r *Records) Count() (begun, pulled int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,7 +98,8 @@ func (r *Records) Count() (begun, pulled int, err error) {
 	return len(r.intents), len(r.pulled), nil
 }
 
-// load reads the records from disk. The caller must hold mu.
+// load reads the records from disk on the first call. An unreadable record is only logged. The caller must
+// hold mu.
 func (r *Records) load() error {
 	if r.loaded {
 		return nil
@@ -119,7 +124,7 @@ func (r *Records) load() error {
 			}
 			if err := r.decode(kind, raw); err != nil {
 				// Without the record, pods must present their credentials again.
-				r.Log.Warn("image pull record is unreadable, pods must present credentials for the image again", "file", e.Name(), "err", err)
+				r.Log.Warn("image pull record is unreadable and ignored, pods must present credentials for its image again", "file", e.Name(), "err", err)
 			}
 		}
 	}
@@ -127,6 +132,7 @@ func (r *Records) load() error {
 	return nil
 }
 
+// decode adds a record of that kind from its file content raw. The caller must hold mu.
 func (r *Records) decode(kind string, raw []byte) error {
 	if kind == "pulling" {
 		var intent kubeletv1beta1.ImagePullIntent
@@ -147,6 +153,7 @@ func (r *Records) decode(kind string, raw []byte) error {
 	return nil
 }
 
+// write writes the record v of that kind and name to its file, atomically.
 func (r *Records) write(kind, name string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -155,8 +162,8 @@ func (r *Records) write(kind, name string, v any) error {
 	return atomicfile.Write(atomicfile.File{Path: r.path(kind, name), Data: raw, Mode: 0o600})
 }
 
-// Begin records that a pull has started. If the kubelet exits during the pull, the record shows
-// that the kubelet has pulled the image.
+// Begin records that a pull of image starts. If the kubelet exits during the pull, the record shows that the
+// kubelet has pulled the image, so that it does not count as preloaded.
 func (r *Records) Begin(image string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,8 +181,9 @@ func (r *Records) Begin(image string) error {
 	return nil
 }
 
-// End records that a pull has finished: successfully with ref, the runtime's image reference, and
-// the credentials used, or unsuccessfully if ref is empty.
+// End records that a pull of image has finished: successfully if ref, the runtime's image reference, is not
+// empty. used is the credential with which the pull succeeded; without Secret and Account, all pods may use
+// the image. Each Begin must be followed by one End.
 func (r *Records) End(image, ref string, used Credential) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,7 +202,8 @@ func (r *Records) End(image, ref string, used Credential) error {
 	return nil
 }
 
-// add records that a credential gives access to an image. The caller must hold mu.
+// add records that the credential used gives access to the image with the runtime's reference ref. The caller
+// must hold mu.
 func (r *Records) add(image, ref string, used Credential) error {
 	record := &kubeletv1beta1.ImagePulledRecord{ImageRef: ref}
 	if old := r.pulled[ref]; old != nil {
@@ -234,9 +243,10 @@ func (r *Records) add(image, ref string, used Credential) error {
 	return nil
 }
 
-// MustPull reports whether a pod must pull an image that is present in order to prove that it has
-// access. credentials returns the pod's own credentials. A pinned image was provided by the
-// operator and is available to all pods, even if it was also pulled under another name.
+// MustPull reports whether a pod must pull an image that is present in order to prove that it has access.
+// there is the image, and credentials returns the pod's own credentials, without those of the node. A pinned
+// image was provided by the operator and is available to all pods, even if it was also pulled under another
+// name.
 func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials func() ([]Credential, error)) (must bool, err error) {
 	result := "credentialRecordFound"
 	defer func() {
@@ -297,7 +307,7 @@ func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials fu
 				err := r.add(image, ref, c)
 				r.mu.Unlock()
 				if err != nil {
-					r.Log.Warn("recording additional credentials of an image failed", "image", image, "err", err)
+					r.Log.Warn("recording an additional credential of an image failed, the pod is permitted but the credential is compared by content again next time", "image", image, "err", err)
 				}
 			}
 			return false, nil
@@ -306,7 +316,8 @@ func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials fu
 	return true, nil
 }
 
-// requiresCredentials reports whether the policy requires credentials for an image that is present.
+// requiresCredentials reports whether the policy requires credentials for an image that is present. pulled:
+// the kubelet has pulled the image; otherwise it was preloaded.
 func (r *Records) requiresCredentials(image string, pulled bool) bool {
 	switch r.Policy {
 	case kubeletv1beta1.AlwaysVerify:
@@ -326,8 +337,8 @@ func (r *Records) requiresCredentials(image string, pulled bool) bool {
 	return pulled
 }
 
-// Prune removes the records of images that the runtime no longer has. It keeps records of images
-// pulled after `since`, when the list was made.
+// Prune removes the records of images that are not in list, the images of the runtime. It keeps records that
+// are newer than since, the time when the list was made.
 func (r *Records) Prune(list []*runtimeapi.Image, since time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -352,8 +363,8 @@ func (r *Records) Prune(list []*runtimeapi.Image, since time.Time) error {
 	return errors.Join(errs...)
 }
 
-// Recover processes pulls that a previous kubelet had not finished: images that the runtime has are
-// recorded as pulled with unknown credentials.
+// Recover processes the pulls that a previous kubelet had begun but not finished: images that the runtime has
+// are recorded as pulled with unknown credentials, so that pods must present credentials for them.
 func (r *Records) Recover(ctx context.Context, images runtimeapi.ImageServiceClient) error {
 	r.mu.Lock()
 	err := r.load()

@@ -26,7 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Kind is the kind of an object.
+// Kind is the resource name of the objects of one kind.
 type Kind string
 
 // The supported kinds.
@@ -35,43 +35,46 @@ const (
 	Secret    Kind = "secrets"
 )
 
-// Ref identifies an object.
+// Ref identifies a ConfigMap or Secret.
 type Ref struct {
 	Kind            Kind
 	Namespace, Name string
 }
 
-// ErrNoAPI is returned if the kubelet has no API server.
+// ErrNoAPI is the error for any object if the kubelet runs without an API server.
 var ErrNoAPI = errors.New("no API server is configured")
 
-// Store caches objects. Its methods are safe for concurrent use. Returned objects are shared and
-// must not be modified.
+// Store caches the ConfigMaps and Secrets that pods refer to, and watches each of them. Its methods are safe
+// for concurrent use. Returned objects are shared and must not be modified.
 type Store struct {
 	kube kubernetes.Interface
 	log  *slog.Logger
 
 	mu      sync.Mutex // guards the following fields
 	entries map[Ref]*entry
+	// owners has the references of each pod, by pod UID.
 	owners  map[types.UID]map[Ref]bool
 	stopped bool
 	wait    sync.WaitGroup
 }
 
+// entry is one object of the Store and its watch. cancel stops the watch.
 type entry struct {
 	cancel context.CancelFunc
-	// guarded by Store.mu
+	// owners are the pods that refer to the object, and the functions to call after a change.
 	owners map[types.UID]func()
 	synced chan struct{} // closed after the first successful list
+	// object is nil if the object does not exist or was not listed yet.
 	object runtime.Object
 	err    error // last error; nil after a success
 }
 
-// New creates a Store. If kube is nil, all gets return ErrNoAPI.
+// New returns a Store without objects. If kube is nil, all objects are unavailable with ErrNoAPI.
 func New(kube kubernetes.Interface, log *slog.Logger) *Store {
 	return &Store{kube: kube, log: log, entries: map[Ref]*entry{}, owners: map[types.UID]map[Ref]bool{}}
 }
 
-// Close stops all watches and waits until they have returned.
+// Close stops all watches and waits until they have returned. After that, SetReferences has no effect.
 func (s *Store) Close() {
 	s.mu.Lock()
 	s.stopped = true
@@ -82,7 +85,8 @@ func (s *Store) Close() {
 	s.wait.Wait()
 }
 
-// SetReferences replaces the references of owner by refs. changed is called after one of the objects has
+// SetReferences replaces the references of a pod, whose UID is owner, by refs. New objects are watched;
+// objects without references are removed. changed is called after one of the objects was listed or has
 // changed, from any goroutine and without locks held. It must not block.
 func (s *Store) SetReferences(owner types.UID, refs []Ref, changed func()) {
 	s.mu.Lock()
@@ -123,7 +127,8 @@ func (s *Store) SetReferences(owner types.UID, refs []Ref, changed func()) {
 	}
 }
 
-// ConfigMap returns a ConfigMap that an owner refers to.
+// ConfigMap returns a ConfigMap that a pod refers to by SetReferences. It waits up to syncTimeout until the
+// ConfigMap was listed. It returns an API error NotFound if the ConfigMap does not exist.
 func (s *Store) ConfigMap(ctx context.Context, namespace, name string) (*v1.ConfigMap, error) {
 	obj, err := s.get(ctx, Ref{ConfigMap, namespace, name})
 	if err != nil {
@@ -132,7 +137,8 @@ func (s *Store) ConfigMap(ctx context.Context, namespace, name string) (*v1.Conf
 	return obj.(*v1.ConfigMap), nil
 }
 
-// Secret returns a Secret that an owner refers to.
+// Secret returns a Secret that a pod refers to by SetReferences. It waits up to syncTimeout until the Secret
+// was listed. It returns an API error NotFound if the Secret does not exist.
 func (s *Store) Secret(ctx context.Context, namespace, name string) (*v1.Secret, error) {
 	obj, err := s.get(ctx, Ref{Secret, namespace, name})
 	if err != nil {
@@ -141,9 +147,11 @@ func (s *Store) Secret(ctx context.Context, namespace, name string) (*v1.Secret,
 	return obj.(*v1.Secret), nil
 }
 
-// syncTimeout is how long a get waits for the first list of an object.
+// syncTimeout is how long a request for an object waits until the object was listed for the first time.
 const syncTimeout = 2 * time.Second
 
+// get returns the object r as described for ConfigMap. After a failed watch it returns the last known object,
+// or the error if there is none.
 func (s *Store) get(ctx context.Context, r Ref) (runtime.Object, error) {
 	if s.kube == nil {
 		return nil, fmt.Errorf("%s %s/%s: %w", r.Kind, r.Namespace, r.Name, ErrNoAPI)
@@ -178,9 +186,11 @@ func (s *Store) get(ctx context.Context, r Ref) (runtime.Object, error) {
 	}
 }
 
+// singular returns the kind for messages, such as "secret".
 func singular(k Kind) string { return string(k[:len(k)-1]) }
 
-// listAndWatch lists and watches one object until ctx is done.
+// listAndWatch keeps the entry e up to date until ctx is done. Errors are retried with a back-off. An
+// immutable object is listed only once.
 func (s *Store) listAndWatch(ctx context.Context, r Ref, e *entry) {
 	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: 10 * time.Second, Jitter: 1}
 	for ctx.Err() == nil {
@@ -199,7 +209,7 @@ func (s *Store) listAndWatch(ctx context.Context, r Ref, e *entry) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.log.Debug("watching ConfigMap or Secret of a pod failed, will retry", "kind", r.Kind, "namespace", r.Namespace, "name", r.Name, "err", err)
+		s.log.Debug("watching ConfigMap or Secret of a pod failed, pods use its last known content until a retry succeeds", "kind", r.Kind, "namespace", r.Namespace, "name", r.Name, "err", err)
 		s.mu.Lock()
 		e.err = err
 		s.mu.Unlock()
@@ -207,6 +217,7 @@ func (s *Store) listAndWatch(ctx context.Context, r Ref, e *entry) {
 	}
 }
 
+// list lists the object and stores it in e. version is the resource version from which to watch.
 func (s *Store) list(ctx context.Context, r Ref, e *entry) (version string, immutable bool, err error) {
 	opts := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Name).String()}
 	var found runtime.Object
@@ -240,6 +251,8 @@ func (s *Store) list(ctx context.Context, r Ref, e *entry) (version string, immu
 	return version, immutable, nil
 }
 
+// set stores a new state of the object, or nil if it does not exist, and notifies the pods if it has changed
+// or was listed for the first time.
 func (s *Store) set(e *entry, obj runtime.Object) {
 	s.mu.Lock()
 	changed := !sameVersion(e.object, obj)
@@ -265,6 +278,7 @@ func (s *Store) set(e *entry, obj runtime.Object) {
 	}
 }
 
+// sameVersion reports whether a and b are the same version of an object; either may be nil.
 func sameVersion(a, b runtime.Object) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil
@@ -274,7 +288,8 @@ func sameVersion(a, b runtime.Object) bool {
 	return errA == nil && errB == nil && ma.GetResourceVersion() == mb.GetResourceVersion() && ma.GetUID() == mb.GetUID()
 }
 
-// watch returns nil if the object must be listed again immediately.
+// watch watches the object from the resource version and stores its changes in e. It returns nil if the
+// object must be listed again immediately, because the version is too old, and otherwise an error.
 func (s *Store) watch(ctx context.Context, r Ref, e *entry, version string) error {
 	for {
 		opts := metav1.ListOptions{
@@ -308,6 +323,8 @@ func (s *Store) watch(ctx context.Context, r Ref, e *entry, version string) erro
 	}
 }
 
+// events stores the events of the watch w in e, and updates version. again is true if the watch was closed
+// and can be continued from version. It returns false and no error if the version is too old.
 func (s *Store) events(ctx context.Context, w watch.Interface, e *entry, name string, version *string) (again bool, err error) {
 	for {
 		select {
@@ -341,7 +358,7 @@ func (s *Store) events(ctx context.Context, w watch.Interface, e *entry, name st
 	}
 }
 
-// Of returns the ConfigMaps and Secrets that a pod refers to, without duplicates.
+// Of returns the ConfigMaps and Secrets that the spec of a pod refers to, without duplicates.
 func Of(pod *v1.Pod) []Ref {
 	seen := map[Ref]bool{}
 	var out []Ref

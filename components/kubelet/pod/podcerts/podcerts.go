@@ -30,15 +30,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// signerTimeout is how long one call waits for the signer. askAgain is the interval of attempts to renew
-// a certificate. lostAfter is the age at which the API server deletes an unanswered request.
+// signerTimeout is how long one call of Credential waits for the signer. renewRetryInterval is the interval
+// of attempts to renew a certificate. requestLifetime is the age at which the API server deletes a
+// PodCertificateRequest without a result.
 const (
 	signerTimeout      = 10 * time.Second
 	renewRetryInterval = time.Minute
 	requestLifetime    = 15 * time.Minute
 )
 
-// Issuer obtains certificates. Its methods are safe for concurrent use.
+// Issuer obtains the certificates of pods from signers, by PodCertificateRequests, and caches them. Its
+// methods are safe for concurrent use.
 type Issuer struct {
 	Kube kubernetes.Interface
 	// Node returns the latest Node from the API, or nil while it is not known.
@@ -50,6 +52,7 @@ type Issuer struct {
 	credentials map[key]*credential
 }
 
+// key identifies a projected volume source of a pod: source is its index in the volume.
 type key struct {
 	pod    types.UID
 	volume string
@@ -62,7 +65,7 @@ type credential struct {
 	key, chain []byte
 	refresh    time.Time
 	expires    time.Time
-	// pending is the name of the unanswered request for the key next, or "".
+	// pending is the name of the PodCertificateRequest for pendingKey that has no result yet, or "".
 	pending    string
 	pendingKey []byte
 	requested  time.Time
@@ -80,8 +83,8 @@ type state struct {
 	refresh, expires time.Time
 }
 
-// State returns the state of the certificate of a projected volume source, as a metrics label. It
-// is empty if the certificate was never requested. State does not block.
+// State returns the state of the certificate of a projected volume source, as a metrics label. It returns ""
+// if the certificate was never requested. It does not block.
 func (i *Issuer) State(pod types.UID, volume string, source int, now time.Time) string {
 	i.mu.Lock()
 	c := i.credentials[key{pod, volume, source}]
@@ -102,9 +105,10 @@ func (i *Issuer) State(pod types.UID, volume string, source int, now time.Time) 
 	return "fresh"
 }
 
-// Credential returns the private key in PEM-encoded PKCS #8, the certificate chain of a projected
-// volume source, and when to call it again. It returns an error while there is no certificate; the
-// next call continues to wait for the signer.
+// Credential returns the private key in PEM-encoded PKCS #8, the certificate chain of the projected volume
+// source p, and when to call it again. source is the index of p in the volume. It requests a certificate if
+// there is none or it must be renewed. It returns an error while there is no valid certificate; the next call
+// continues to wait for the signer.
 func (i *Issuer) Credential(ctx context.Context, pod *v1.Pod, volume string, source int, p *v1.PodCertificateProjection) (privateKey, chain []byte, refresh time.Time, err error) {
 	if i.Kube == nil {
 		return nil, nil, time.Time{}, errors.New("no API server is configured to request a certificate from")
@@ -141,10 +145,11 @@ func (i *Issuer) Credential(ctx context.Context, pod *v1.Pod, volume string, sou
 	return c.key, c.chain, c.refresh, nil
 }
 
-// overdueAfter is how long the renewal of a certificate may be due before a warning is emitted.
+// overdueAfter is how long the renewal of a certificate may be overdue before a warning is emitted.
 const overdueAfter = 10 * time.Minute
 
-// warn emits each warning about an overdue or expired certificate once.
+// warn emits a Warning event, once each, if the certificate is overdue for renewal or has expired. The caller
+// must hold c.mu.
 func (i *Issuer) warn(c *credential, pod *v1.Pod, now time.Time) {
 	if c.chain == nil || i.Warn == nil {
 		return
@@ -159,7 +164,7 @@ func (i *Issuer) warn(c *credential, pod *v1.Pod, now time.Time) {
 	}
 }
 
-// Forget removes the credentials of a deleted pod.
+// Forget removes the credentials of a pod that was removed from the node.
 func (i *Issuer) Forget(pod types.UID) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -170,7 +175,8 @@ func (i *Issuer) Forget(pod types.UID) {
 	}
 }
 
-// obtain creates a request unless one is pending, waits for its certificate, and stores it.
+// obtain creates a request unless one is pending, waits for the signer, and stores the certificate in c. A
+// request that the signer has denied or failed is not repeated. The caller must hold c.mu.
 func (i *Issuer) obtain(ctx context.Context, c *credential, pod *v1.Pod, p *v1.PodCertificateProjection) error {
 	if c.pending != "" && time.Since(c.requested) > requestLifetime {
 		c.pending = ""
@@ -208,7 +214,7 @@ func (i *Issuer) obtain(ctx context.Context, c *credential, pod *v1.Pod, p *v1.P
 	return nil
 }
 
-// request generates a key and creates a request for it.
+// request generates a key and creates a PodCertificateRequest for it, which becomes pending in c.
 func (i *Issuer) request(ctx context.Context, c *credential, pod *v1.Pod, p *v1.PodCertificateProjection) error {
 	node := i.Node()
 	if node == nil {
@@ -250,7 +256,7 @@ func (i *Issuer) request(ctx context.Context, c *credential, pod *v1.Pod, p *v1.
 	return nil
 }
 
-// await waits until the signer has answered a request.
+// await waits up to signerTimeout until the PodCertificateRequest of that name has a result, and returns it.
 func (i *Issuer) await(ctx context.Context, pod *v1.Pod, name string) (*certificatesv1.PodCertificateRequest, error) {
 	namespace := pod.Namespace
 	ctx, cancel := context.WithTimeout(ctx, signerTimeout)
@@ -284,6 +290,7 @@ func (i *Issuer) await(ctx context.Context, pod *v1.Pod, name string) (*certific
 	}
 }
 
+// generate generates a private key of a type such as "ECDSAP256".
 func generate(kind string) (crypto.Signer, error) {
 	var signer crypto.Signer
 	var err error
@@ -309,7 +316,7 @@ func generate(kind string) (crypto.Signer, error) {
 	return signer, nil
 }
 
-// certificates returns the certificate blocks of a chain without other text.
+// certificates returns the certificates of a PEM-encoded chain without any other data.
 func certificates(raw []byte) []byte {
 	var out bytes.Buffer
 	for {

@@ -14,16 +14,16 @@ import (
 type Line struct {
 	Time   time.Time
 	Stream string // "stdout" or "stderr"
-	// Partial: the line continues in the next record of the stream.
+	// Partial means that the text continues in the next record of the stream.
 	Partial bool
 	// Text has no trailing newline. It aliases the parsed data.
 	Text []byte
 }
 
-// ErrFormat is returned for a malformed record.
+// ErrFormat is returned by Parse for data that is not a record of the CRI format.
 var ErrFormat = errors.New("malformed container log record")
 
-// Parse parses one record, with or without its trailing newline.
+// Parse parses one record, with or without its trailing newline. The text of the result aliases raw.
 func Parse(raw []byte) (Line, error) {
 	var l Line
 	raw = bytes.TrimSuffix(raw, []byte{'\n'})
@@ -62,8 +62,9 @@ func Parse(raw []byte) (Line, error) {
 	return l, nil
 }
 
-// Tail returns the text of the last records of a log file, limited by a number of records and of
-// bytes. It is empty if the file cannot be read.
+// Tail returns the text of the last records of the log file at path, at most the last lines records and the
+// last most bytes. It returns "" if the file cannot be read. It is used as the termination message of a
+// container without a message.
 func Tail(path string, lines int, most int64) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -102,7 +103,7 @@ func Tail(path string, lines int, most int64) string {
 	return text
 }
 
-// tailOffset returns the offset of the last n lines of f.
+// tailOffset returns the offset of the last n lines of f; 0 if there are fewer or n is negative.
 func tailOffset(f *os.File, n int64) (int64, error) {
 	info, err := f.Stat()
 	if err != nil {

@@ -32,9 +32,9 @@ type Options struct {
 // errLimit stops a Read. It is not returned to callers.
 var errLimit = errors.New("limit reached")
 
-// Read writes the log at path to the writers of its streams. A stream with a nil writer is skipped.
-// Read returns at the end of the log or, with Follow, at the end of the log after the container has
-// exited.
+// Read writes the text of the log at path to the writers of its streams. A stream with a nil writer is
+// skipped. It returns nil at the end of the log or, with Follow, at the end of the log after the container
+// has exited. It continues in the new file when the log is rotated. It returns ctx's error when ctx is done.
 func Read(ctx context.Context, path string, o Options, stdout, stderr io.Writer) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -103,7 +103,8 @@ func Read(ctx context.Context, path string, o Options, stdout, stderr io.Writer)
 	}
 }
 
-// waitForData blocks until the file at path may have more data.
+// waitForData blocks until the file at path may have more data or the container has exited (done is closed).
+// It returns an error if ctx is done or the watch fails.
 func waitForData(ctx context.Context, watcher *fsnotify.Watcher, done <-chan struct{}, path string) error {
 	for {
 		select {
@@ -128,14 +129,16 @@ func waitForData(ctx context.Context, watcher *fsnotify.Watcher, done <-chan str
 	}
 }
 
+// writer writes records to the writers of their streams. left is the number of bytes until the limit.
 type writer struct {
 	o              Options
 	stdout, stderr io.Writer
 	left           int64
 }
 
-// drain writes all complete lines. It returns an incomplete last line, which the next call gets as
-// held.
+// drain writes all complete lines that r has. held is the beginning of the first line, from the previous
+// call; the result is the incomplete last line for the next call. The error is errLimit when the limit is
+// reached.
 func (w *writer) drain(ctx context.Context, r *bufio.Reader, held []byte) ([]byte, error) {
 	for {
 		if ctx.Err() != nil {
@@ -161,6 +164,8 @@ func (w *writer) drain(ctx context.Context, r *bufio.Reader, held []byte) ([]byt
 	}
 }
 
+// line writes the text of one record, unless it is malformed, too old, or its stream is skipped. It returns
+// errLimit when the limit is reached.
 func (w *writer) line(raw []byte) error {
 	l, err := Parse(raw)
 	if err != nil {

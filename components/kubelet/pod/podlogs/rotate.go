@@ -23,17 +23,17 @@ type Rotation struct {
 	Now func() time.Time
 }
 
+// Suffixes of rotated files: gz of compressed ones, and temp of incomplete compressed ones.
 const (
 	gz   = ".gz"
 	temp = ".tmp"
 )
 
-// Rotate rotates the log at path if it is too large: it compresses old files, removes the oldest
-// ones, renames the current file, and calls reopen, which makes the runtime write to a new file. It
-// reports whether it rotated or must be called again soon. If old files cannot be compressed, for
-// example because the disk is full, it rotates nevertheless, so that the log does not grow without
-// limit, and returns the error too; the next rotation compresses them. It must not be called
-// concurrently for the same path.
+// Rotate rotates the log at path if it is larger than MaxSize: it compresses old files, removes the oldest
+// ones, renames the current file, and calls reopen, which makes the runtime write to a new file. It returns
+// true if it has rotated the log or must be called again soon. If old files cannot be compressed, for example
+// because the disk is full, it rotates nevertheless, so that the log does not grow without limit, and also
+// returns the error; the next rotation compresses them. It must not be called concurrently for the same path.
 func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -85,7 +85,8 @@ func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
 	return true, errors.Join(errs...)
 }
 
-// rotated returns the rotated files of the log at path, oldest first.
+// rotated returns the paths of the rotated files of the log at path, oldest first. It removes incomplete
+// compressed files of an interrupted kubelet.
 func rotated(path string) ([]string, error) {
 	all, err := filepath.Glob(path + ".*")
 	if err != nil {
@@ -106,6 +107,8 @@ func rotated(path string) ([]string, error) {
 	return out, nil
 }
 
+// compress replaces the file at path by a compressed one with the suffix gz. After an error the original file
+// remains.
 func compress(path string) error {
 	in, err := os.Open(path)
 	if err != nil {

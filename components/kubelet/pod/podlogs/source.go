@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// source is one file of a log.
+// source is an open file of a log, the current or a rotated one.
 type source struct {
 	f *os.File
 	r io.Reader // uncompressed content
@@ -18,9 +18,9 @@ type source struct {
 	name string
 }
 
-// next returns the file that was written after s. It returns nil if s is still the current file or
-// its successor does not exist yet. For a slow reader the successor is a rotated file, which may be
-// compressed.
+// next opens the file that was written after s. It returns nil if s is still the current file or its
+// successor does not exist yet. path is that of the current file. For a slow reader the successor is a
+// rotated file, which may be compressed.
 func (s *source) next(path string) *source {
 	now, err := os.Stat(path)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *source) next(path string) *source {
 	return nil
 }
 
-// open opens a file of a log.
+// open opens a file of a log, and uncompresses its content if it is compressed.
 func open(name string) (*source, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -65,7 +65,8 @@ func open(name string) (*source, error) {
 	return &source{f: f, r: z, name: name}, nil
 }
 
-// stamp returns the timestamp in the name of a rotated file, or "" if it is unknown.
+// stamp returns the timestamp in the name of a rotated file, or "" if s is the current file or its name is
+// unknown. path is that of the current file.
 func (s *source) stamp(path string) string {
 	name := s.name
 	if name == "" {

@@ -12,7 +12,7 @@ import (
 // each container.
 type Containers struct {
 	Observed podstate.Observed
-	// Slots are the slots by container name.
+	// Slots are what the kubelet remembers about containers, by container name.
 	Slots map[string]podstate.Slot
 	// Generation counts updates of Observed by operations, so that an older result from the runtime
 	// does not overwrite them.
@@ -22,7 +22,8 @@ type Containers struct {
 	crashed map[string]time.Time // end of the restart back-off last reported, by container name
 }
 
-// withHooks returns health with the running postStart hooks added. It modifies health.
+// withHooks adds the running postStart hooks to health, the probe results by container ID, and returns it. It
+// allocates a map only if health is nil.
 func (c *Containers) withHooks(health map[string]podstate.Health) map[string]podstate.Health {
 	if len(c.hooks) > 0 && health == nil {
 		health = make(map[string]podstate.Health, len(c.hooks))
@@ -35,14 +36,15 @@ func (c *Containers) withHooks(health map[string]podstate.Health) map[string]pod
 	return health
 }
 
-// update changes the slot of a container.
+// update applies change to the slot of the container of that name.
 func (c *Containers) update(name string, change func(*podstate.Slot)) {
 	slot := c.Slots[name]
 	change(&slot)
 	c.Slots[name] = slot
 }
 
-// retry makes failed starts be retried immediately: those with the reason, or all if it is empty.
+// retry makes failed starts of containers be retried immediately: those that wait with the reason, or all if
+// it is empty.
 func (c *Containers) retry(reason string) {
 	for name, s := range c.Slots {
 		if !s.RetryAt.IsZero() && (reason == "" || s.Waiting != nil && s.Waiting.Reason == reason) {
@@ -55,7 +57,7 @@ func (c *Containers) retry(reason string) {
 // HookRunning reports whether the postStart hook of a container is running.
 func (c *Containers) HookRunning(id string) bool { return c.hooks[id] }
 
-// SandboxCreated adds the sandbox that was created, which replaces all others.
+// SandboxCreated adds the sandbox that the operation has just created. All others count as stopped.
 func (c *Containers) SandboxCreated(box podstate.Sandbox) {
 	c.Generation++
 	for i := range c.Observed.Sandboxes {
@@ -64,8 +66,8 @@ func (c *Containers) SandboxCreated(box podstate.Sandbox) {
 	c.Observed.Sandboxes = append([]podstate.Sandbox{box}, c.Observed.Sandboxes...)
 }
 
-// Created adds a container that was just created. From then on the restart back-off applies to that
-// container; before, its start would be attributed to its predecessor.
+// Created adds the container st, which was just created, and stores its back-off crash. From then on the
+// restart back-off applies to that container; before, its start would be attributed to its predecessor.
 func (c *Containers) Created(st podstate.Container, crash podstate.BackOff) {
 	c.Generation++
 	c.update(st.Name, func(s *podstate.Slot) { s.Crash, s.Next = crash, 0 })
@@ -76,7 +78,8 @@ func (c *Containers) Created(st podstate.Container, crash podstate.BackOff) {
 	}
 }
 
-// Observe updates a container. It reports whether the container is known.
+// Observe updates the state of a container to st, as read from the runtime. known is false if the container
+// was not observed before; nothing is stored then.
 func (c *Containers) Observe(st podstate.Container) (known bool) {
 	old := c.Observed.ByID(st.ID)
 	if old == nil {
@@ -87,7 +90,7 @@ func (c *Containers) Observe(st podstate.Container) (known bool) {
 	return true
 }
 
-// Forget removes a container that the runtime does not have any more.
+// Forget removes the container with that ID, because the runtime does not have it any more.
 func (c *Containers) Forget(id string) {
 	c.Generation++
 	list := c.Observed.Containers
@@ -108,16 +111,18 @@ func (c *Containers) Starting(name, id string, hook bool) {
 	}
 }
 
-// Started records that a container was started.
+// Started records that the container of that name was started, so that it does not wait any more.
 func (c *Containers) Started(name string) {
 	c.update(name, func(s *podstate.Slot) { s.Waiting, s.ForceRestart = nil, "" })
 }
 
-// HookFinished records that the postStart hook of a container does not run any more.
+// HookFinished records that the postStart hook of the container with that ID does not run any more. Probes
+// may start then.
 func (c *Containers) HookFinished(id string) { delete(c.hooks, id) }
 
-// Failed records why the start of a container has failed and when it is retried; the zero time means
-// immediately.
+// Failed records with which reason and message the container of that name waits, because its creation or
+// start has failed, and when the start is retried. The zero time means that only the restart back-off
+// applies.
 func (c *Containers) Failed(name, reason, message string, retryAt time.Time) {
 	c.update(name, func(s *podstate.Slot) {
 		s.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
@@ -131,13 +136,14 @@ func (c *Containers) CreateFailed(name string) {
 	c.update(name, func(s *podstate.Slot) { s.CreateFailed = true })
 }
 
-// forceRestart makes a container be restarted regardless of the restart policy.
+// forceRestart makes the container with that name and ID be restarted regardless of the restart policy when
+// it has exited.
 func (c *Containers) forceRestart(name, id string) {
 	c.update(name, func(s *podstate.Slot) { s.ForceRestart = id })
 }
 
-// keepAttempts stores the attempt numbers of containers that are going to be removed, because the
-// runtime will not report them any more.
+// keepAttempts stores the next attempt numbers of containers that are going to be removed for
+// RestartAllContainers, because the runtime will not report them any more. It resets the rest of their slots.
 func (c *Containers) keepAttempts(ids []string) {
 	for _, id := range ids {
 		if st := c.Observed.ByID(id); st != nil {
@@ -146,10 +152,11 @@ func (c *Containers) keepAttempts(ids []string) {
 	}
 }
 
-// Reason of waiting containers in restart back-off.
+// crashLoopBackOff is the reason of waiting containers in restart back-off.
 const crashLoopBackOff = "CrashLoopBackOff"
 
-// crashLoop records that a restart is in back-off, and emits an event for each new back-off.
+// crashLoop stores the state CrashLoopBackOff for a container whose restart b is in back-off, and adds an
+// event to d for each new back-off.
 func (c *Containers) crashLoop(pod *v1.Pod, b podstate.Wait, d *Decision) {
 	slot := c.Slots[b.Name]
 	if slot.Waiting != nil && slot.Waiting.Reason == crashLoopBackOff && c.crashed[b.Name].Equal(b.Until) {
@@ -166,8 +173,8 @@ func (c *Containers) crashLoop(pod *v1.Pod, b podstate.Wait, d *Decision) {
 // was changed stays ready.
 const replaceDelay = time.Second
 
-// replacementDeadline returns until when the status update waits for a container to be replaced. Zero
-// means that it does not wait.
+// replacementDeadline returns until when the update of the pod's status waits for the replacement of an
+// exited container. Zero means that it does not wait.
 func (c *Containers) replacementDeadline(now time.Time) time.Time {
 	for _, slot := range c.Slots {
 		old := c.Observed.ByID(slot.ForceRestart)
@@ -192,5 +199,5 @@ type Volumes struct {
 // Updating records that the setup of the volumes begins: later changes make them stale.
 func (v *Volumes) Updating() { v.Stale = false }
 
-// Updated records that the volumes are set up, and when they must be updated; zero means never.
+// Updated records that all volumes are set up, and that they must be updated at refreshAt; zero means never.
 func (v *Volumes) Updated(refreshAt time.Time) { v.Mounted, v.RefreshAt = true, refreshAt }

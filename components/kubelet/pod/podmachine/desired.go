@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Desired is what the sources and the kubelet want of the pod.
+// Desired is what the pod's source and the kubelet require of the pod.
 type Desired struct {
 	// Pod is the desired pod, as last received from its source.
 	Pod *v1.Pod
@@ -24,10 +24,11 @@ type Desired struct {
 	overdueAt time.Time
 }
 
-// Verdict is a decision of the kubelet to terminate a pod.
+// Verdict is a decision of the kubelet to terminate a pod, for example because it was evicted or preempted.
+// Reason and Message become those of the pod's status, and its phase becomes Failed.
 type Verdict struct {
 	Reason, Message string
-	// Rejected: the pod was not admitted. The Manager sets it.
+	// Rejected: the pod was not admitted, so it never ran. Package pods sets it.
 	Rejected bool
 	// Grace overrides the pod's grace period, in seconds, unless it is nil.
 	Grace *int64
@@ -38,13 +39,15 @@ type Verdict struct {
 	Conditions []v1.PodCondition
 }
 
-// mustTerminate reports whether the pod must not run any more.
+// mustTerminate reports whether the pod must not run any more: it was removed from its source or deleted in
+// the API, or the kubelet has decided to terminate it.
 func (d *Desired) mustTerminate() bool {
 	return d.Removed || d.Pod.DeletionTimestamp != nil || d.Verdict != nil
 }
 
-// SetPod updates the desired pod. If it has changed, failures are retried immediately, because the
-// change may fix them.
+// SetPod updates the desired pod. If its spec, labels or annotations have changed, failures are retried
+// immediately, because the change may fix them. Changed labels or annotations also make the volumes stale,
+// because downward API volumes contain them.
 func (m *Machine) SetPod(pod *v1.Pod) {
 	old := m.Pod
 	m.Pod = pod
@@ -58,11 +61,11 @@ func (m *Machine) SetPod(pod *v1.Pod) {
 	}
 }
 
-// Remove records that the pod was removed from its source.
+// Remove records that the pod was removed from its source. The next step terminates it.
 func (m *Machine) Remove() { m.Removed, m.RunAgain = true, false }
 
-// Terminate terminates the pod by a decision of the kubelet, unless it is already terminating. It
-// reports whether it does.
+// Terminate records the kubelet's decision v to terminate the pod; the next step executes it. It returns
+// false, and ignores v, if the pod is already terminating.
 func (m *Machine) Terminate(v *Verdict, now time.Time) bool {
 	if m.Verdict != nil || m.Stage != Syncing {
 		return false
@@ -77,19 +80,19 @@ func (m *Machine) Terminate(v *Verdict, now time.Time) bool {
 	return true
 }
 
-// ObjectsChanged is called when a ConfigMap or Secret of the pod has changed.
+// ObjectsChanged makes the volumes be updated and failed starts be retried immediately, because a ConfigMap
+// or Secret that the pod refers to has changed.
 func (m *Machine) ObjectsChanged() {
 	m.Volumes.Stale = true
 	m.Retry.At = time.Time{}
 	m.Containers.retry("CreateContainerConfigError")
 }
 
-// minOverdue is the minimum time before an overdue termination is reported, regardless of the
-// grace period.
+// minOverdue is the minimum time before a termination by the kubelet is reported as overdue.
 const minOverdue = 10 * time.Second
 
-// overdueAfter returns how long a pod that the kubelet terminates may take before the termination is
-// overdue: 1.5 times its grace period.
+// overdueAfter returns how long the termination of a pod by the kubelet may take before an event reports it
+// as overdue: 1.5 times the grace period, at least minOverdue.
 func (d *Desired) overdueAfter() time.Duration {
 	grace := int64(0)
 	switch {
@@ -101,8 +104,8 @@ func (d *Desired) overdueAfter() time.Duration {
 	return max(time.Duration(grace)*time.Second*3/2, minOverdue)
 }
 
-// reportOverdue decides on an event when the termination by the kubelet is overdue. stopped: the
-// containers have terminated.
+// reportOverdue adds an event to out, once, when the termination by the kubelet is overdue. stopped: the
+// containers have terminated, so nothing is overdue.
 func (d *Desired) reportOverdue(stopped bool, now time.Time, out *Decision) {
 	if stopped {
 		d.overdueAt = time.Time{}

@@ -71,7 +71,7 @@ const (
 	Stopped           // nothing runs; cleanup and last status update
 )
 
-// New returns the machine of a pod of which nothing was observed yet.
+// New returns the machine of a pod that was not observed in the runtime yet.
 func New(pod *v1.Pod, o Options) *Machine {
 	return &Machine{
 		Options: o, Desired: Desired{Pod: pod},
@@ -81,7 +81,7 @@ func New(pod *v1.Pod, o Options) *Machine {
 	}
 }
 
-// Input is what Step needs to know in addition to the machine's state.
+// Input is the input of Step in addition to the machine's state.
 type Input struct {
 	Now time.Time
 	// Health are the probe results of containers by ID.
@@ -125,6 +125,7 @@ type Event struct {
 	Reason, Message string
 }
 
+// event adds an event to the decision. container is "" for an event about the pod.
 func (d *Decision) event(container string, warning bool, reason, message string) {
 	d.Events = append(d.Events, Event{container, warning, reason, message})
 }
@@ -136,8 +137,8 @@ func (d *Decision) wake(t time.Time) {
 	}
 }
 
-// Step decides what to do now. The state of the machine assumes from then on that the decision is
-// executed.
+// Step decides what to do now, and updates the state of the machine as if the decision were executed. The
+// caller must execute it. It must be called after each change of an input, and at WakeAt.
 func (m *Machine) Step(in Input) Decision {
 	var d Decision
 	m.health = in.Health
@@ -165,7 +166,9 @@ func (m *Machine) WillTerminate() bool {
 	return m.Stage != Syncing || m.mustTerminate() || !m.Adopted && podutil.Terminal(m.Pod)
 }
 
-// adopt initializes the state from what an earlier kubelet has created.
+// adopt initializes the state in the first step from what an earlier kubelet has created: the volumes of a
+// running pod are updated, an interrupted restart of all containers is continued, and a pod with a terminal
+// phase is terminated. The containers of an evicted or preempted pod are removed immediately.
 func (m *Machine) adopt() {
 	m.Adopted = true
 	if m.Containers.Observed.Sandbox() != nil {
@@ -183,7 +186,8 @@ func (m *Machine) adopt() {
 	}
 }
 
-// applyDesired begins the termination of a pod that must not run.
+// applyDesired begins the termination of a pod that must not run any more, or whose activeDeadlineSeconds has
+// passed.
 func (m *Machine) applyDesired(in Input, d *Decision) {
 	if m.Stage != Syncing {
 		return
@@ -197,7 +201,8 @@ func (m *Machine) applyDesired(in Input, d *Decision) {
 	}
 }
 
-// NextInput returns the input of podstate.Next and of the status.
+// NextInput returns the input of podstate.Next and of the status at now. health are the probe results by
+// container ID; NextInput adds the running postStart hooks to them.
 func (m *Machine) NextInput(now time.Time, health map[string]podstate.Health) podstate.Input {
 	return podstate.Input{
 		Pod: m.Pod, Observed: &m.Containers.Observed, Health: m.Containers.withHooks(health), Slots: m.Containers.Slots,
@@ -205,7 +210,8 @@ func (m *Machine) NextInput(now time.Time, health map[string]podstate.Health) po
 	}
 }
 
-// stepSync decides for a pod that is not terminating.
+// stepSync decides for a pod that is not terminating: it computes the plan and starts an operation if one is
+// required and none is in progress. A complete pod becomes Terminating.
 func (m *Machine) stepSync(in Input, d *Decision) {
 	plan := podstate.Next(m.NextInput(in.Now, in.Health))
 	if plan.Finished && m.Operation == None {
@@ -237,7 +243,8 @@ func (m *Machine) stepSync(in Input, d *Decision) {
 	}
 }
 
-// stepRestartAll removes all containers when they are stopped.
+// stepRestartAll removes the containers of the plan, in order to restart them all, when they are stopped. A
+// failed removal is retried after removeRetryInterval.
 func (m *Machine) stepRestartAll(plan *podstate.Plan, now time.Time, d *Decision) {
 	switch {
 	case m.Operation != None || len(m.Kills) > 0 || m.Containers.Observed.AnyRunning() && len(plan.Kill) > 0:
@@ -249,8 +256,8 @@ func (m *Machine) stepRestartAll(plan *podstate.Plan, now time.Time, d *Decision
 	}
 }
 
-// stepStart starts containers, or resizes or refreshes the pod if no container is to be started. No
-// operation is in progress.
+// stepStart begins an operation: the start of the plan's containers or, if there are none, a resize or an
+// update of the volumes, if required. No operation may be in progress.
 func (m *Machine) stepStart(plan *podstate.Plan, in Input, d *Decision) {
 	starts := plan.Start[:0:0]
 	for _, s := range plan.Start {
@@ -271,7 +278,8 @@ func (m *Machine) stepStart(plan *podstate.Plan, in Input, d *Decision) {
 	}
 }
 
-// stepVolumes updates volumes if they are stale or a token must be renewed.
+// stepVolumes begins an update of the volumes if they are stale or one of them must be renewed. No operation
+// may be in progress.
 func (m *Machine) stepVolumes(now time.Time, d *Decision) {
 	next := m.Volumes.RefreshAt
 	due := m.Volumes.Stale || !next.IsZero() && !next.After(now)

@@ -38,10 +38,11 @@ func (k OperationKind) String() string {
 	return [...]string{"none", "start", "remove-containers", "refresh-volumes", "resize", "stop-sandboxes", "clean-up", "discard", "delete-object", "remove-all"}[k]
 }
 
-// terminates reports whether the operation is part of the pod's termination and not cancelled by it.
+// terminates reports whether the operation is a step of the pod's termination. The start of the termination
+// cancels all other operations.
 func (k OperationKind) terminates() bool { return k >= StopSandboxes }
 
-// Operation is an operation with its arguments.
+// Operation is an operation that the caller must start, with its arguments.
 type Operation struct {
 	Kind OperationKind
 	// Plan and Starts are the arguments of Start: Starts are the containers of the plan to start
@@ -54,7 +55,7 @@ type Operation struct {
 	Resize ResizeRequest
 }
 
-// Outcome is the outcome of an operation.
+// Outcome is how an operation has finished.
 type Outcome int
 
 // The outcomes. Interrupted: the operation was cancelled before it finished. StillRunning: processes of
@@ -66,6 +67,7 @@ const (
 	StillRunning
 )
 
+// begin adds the operation to the decision and records that it is in progress.
 func (m *Machine) begin(d *Decision, o Operation) {
 	m.Operation, d.Operation = o.Kind, o
 }
@@ -82,20 +84,21 @@ const (
 // removeRetryInterval is the delay before a failed removal of containers is retried.
 const removeRetryInterval = time.Second
 
-// Retry is an exponential back-off.
+// Retry is the exponential back-off of operations on a whole pod.
 type Retry struct {
 	// At is when the next attempt may start; zero means immediately.
 	At  time.Time
 	gap time.Duration
 }
 
-// fail increases the back-off.
+// fail doubles the delay before the next attempt, within the bounds least and most.
 func (r *Retry) fail(now time.Time, least, most time.Duration) {
 	r.gap = min(max(2*r.gap, least), most)
 	r.At = now.Add(r.gap)
 }
 
-// RetryNow makes a failed setup or teardown be retried immediately. It reports whether one waits.
+// RetryNow makes a failed operation, such as the setup of volumes, be retried immediately. It reports whether
+// one is waiting; then the caller must call Step.
 func (m *Machine) RetryNow() bool {
 	waits := m.Operation == None && !m.Retry.At.IsZero()
 	if waits {
@@ -104,18 +107,20 @@ func (m *Machine) RetryNow() bool {
 	return waits
 }
 
-// PrepareFailed records that Start could not set up the volumes or create the sandbox.
+// PrepareFailed records that the operation Start could not set up the volumes or create the sandbox, and
+// increases the back-off.
 func (m *Machine) PrepareFailed(now time.Time) {
 	m.Retry.fail(now, minMountBackoff, maxMountBackoff)
 	m.Volumes.Mounted = false
 }
 
-// Reset ends the back-off after a success. Start resets it when it has set up the volumes and created
-// the sandbox, because later failures affect only one container.
+// Reset clears the back-off after a success. The operation Start resets it when the volumes are set up and
+// the sandbox exists, because later failures affect only one container.
 func (r *Retry) Reset() { *r = Retry{} }
 
-// Finish ends the operation in progress. Start records failures with PrepareFailed and
-// Containers.Failed before, and ResizePod is finished by FinishResize.
+// Finish records that the operation in progress has finished with the outcome, and when a failed one is
+// retried. The failures of Start are recorded by PrepareFailed and Containers.Failed, and ResizePod is
+// finished by FinishResize.
 func (m *Machine) Finish(outcome Outcome, now time.Time) {
 	kind := m.Operation
 	m.Operation = None

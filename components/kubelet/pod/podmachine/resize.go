@@ -11,7 +11,8 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// Resize is the state of the resize of a pod whose spec has changed while it runs.
+// Resize is the state of the in-place resize of a pod: how its actual resources differ from its spec, which
+// has changed while it runs.
 type Resize struct {
 	// State is the state of the resize; nil if the pod has the resources of its spec.
 	State *ResizeState
@@ -30,7 +31,7 @@ type Resize struct {
 	startedGeneration int64
 }
 
-// ResizeState is the state of a resize.
+// ResizeState is the state of a resize that is pending, in progress or has failed.
 type ResizeState struct {
 	// Kind is PodResizePending or PodResizeInProgress. Reason and Message are those of the condition.
 	Kind            v1.PodConditionType
@@ -45,20 +46,22 @@ type ResizeState struct {
 	retry time.Time
 }
 
-// Condition returns the condition of the pod's status.
+// Condition returns the condition PodResizePending or PodResizeInProgress for the pod's status.
 func (s *ResizeState) Condition() v1.PodCondition {
 	return v1.PodCondition{Type: s.Kind, Status: v1.ConditionTrue, Reason: s.Reason, Message: s.Message}
 }
 
-// Deferred reports whether the resize waits for free resources.
+// Deferred reports whether the resize is pending until resources of the node become free. It is false for a
+// nil s.
 func (s *ResizeState) Deferred() bool {
 	return s != nil && s.Kind == v1.PodResizePending && s.Reason == v1.PodReasonDeferred
 }
 
-// succeeded reports whether the limits were set.
+// succeeded reports whether all limits were set. Containers that must be restarted get theirs when they start
+// again.
 func (s *ResizeState) succeeded() bool { return s.Kind == v1.PodResizeInProgress && s.Reason == "" }
 
-// ResizeRequest is the argument of ResizePod.
+// ResizeRequest is the argument of the operation ResizePod. Pod has the new resources.
 type ResizeRequest struct {
 	Pod *v1.Pod
 	// Containers are the running containers to resize.
@@ -74,9 +77,9 @@ type ResizeRequest struct {
 // ContainerResize is a running container whose limits differ from the pod spec.
 type ContainerResize struct {
 	ID, Name string
-	// Restart: it must be restarted to be resized.
+	// Restart: the container must be restarted to be resized.
 	Restart bool
-	// Shrinks: its memory limit decreases.
+	// Shrinks: the container's memory limit decreases.
 	Shrinks bool
 }
 
@@ -86,7 +89,7 @@ const resizeRetry = 10 * time.Second
 // Resizable are the resources that a resize may change.
 var Resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
 
-// newResize returns the state of a pod with the status that an earlier kubelet has written.
+// newResize returns the state of a pod without a resize. s is the status that an earlier kubelet has written.
 func newResize(s *v1.PodStatus) Resize {
 	return Resize{Actuated: map[string]v1.ResourceRequirements{}, applied: memoryRequestsByID(s)}
 }
@@ -104,8 +107,8 @@ func memoryRequestsByID(s *v1.PodStatus) map[string]int64 {
 	return out
 }
 
-// appliedMemory returns the memory request last applied to a running container: that of its first
-// observation, or of the status after a restart. The runtime does not store it.
+// appliedMemory returns the memory request, in bytes, last applied to the running container c with the ID.
+// The runtime does not store it. If it is unknown, it is assumed to be that of the spec, and stored.
 func (r *Resize) appliedMemory(id string, c *v1.Container) int64 {
 	n, ok := r.applied[id]
 	if !ok {
@@ -115,7 +118,7 @@ func (r *Resize) appliedMemory(id string, c *v1.Container) int64 {
 	return n
 }
 
-// PodLevelResources returns a copy of the pod-level resources.
+// PodLevelResources returns a copy of the pod-level resources of the spec. The result is not nil.
 //
 // https://kubernetes.io/docs/tasks/configure-pod-container/assign-pod-level-resources/
 func PodLevelResources(pod *v1.Pod) *v1.ResourceRequirements {
@@ -125,8 +128,8 @@ func PodLevelResources(pod *v1.Pod) *v1.ResourceRequirements {
 	return pod.Spec.Resources.DeepCopy()
 }
 
-// InitLevel initializes the actual pod-level resources. If a resize was pending before the
-// kubelet's restart, they are those of the last status.
+// InitLevel initializes the actual pod-level resources on its first call: those of the spec or, if a resize
+// was pending before the kubelet's restart, those of last, the last status.
 func (r *Resize) InitLevel(pod *v1.Pod, last *v1.PodStatus) {
 	if r.Level != nil {
 		return
@@ -147,7 +150,8 @@ func (r *Resize) InitLevel(pod *v1.Pod, last *v1.PodStatus) {
 	r.relaxed = slices.ContainsFunc(last.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodResizeInProgress })
 }
 
-// levelDiffers reports whether the pod-level resources are to be resized.
+// levelDiffers reports whether the actual pod-level resources differ from those of the spec. It is false
+// before InitLevel was called.
 func (r *Resize) levelDiffers(pod *v1.Pod) bool {
 	if r.Level == nil {
 		return false
@@ -161,8 +165,8 @@ func (r *Resize) levelDiffers(pod *v1.Pod) bool {
 	})
 }
 
-// Actual returns the pod with its actual resources if a resize is pending or in progress, otherwise
-// the pod. It must not be modified.
+// Actual returns the pod with its actual resources if a resize is pending or in progress, otherwise pod
+// itself. The result must not be modified.
 func (r *Resize) Actual(pod *v1.Pod) *v1.Pod {
 	off := r.levelDiffers(pod)
 	if len(r.Actuated) == 0 && !off {
@@ -183,10 +187,11 @@ func (r *Resize) Actual(pod *v1.Pod) *v1.Pod {
 	return &p
 }
 
-// unlimited maps both representations of "no limit" to 0.
+// unlimited maps the runtime's representations of "no limit", 0 and -1, to 0.
 func unlimited(n int64) int64 { return max(n, 0) }
 
-// containersToResize returns the containers to resize in place.
+// containersToResize returns the running containers whose actual limits differ from those of the pod spec.
+// Containers that are being stopped are excluded.
 func (m *Machine) containersToResize() []ContainerResize {
 	var out []ContainerResize
 	for id := range m.Resize.applied {
@@ -221,8 +226,9 @@ func (m *Machine) containersToResize() []ContainerResize {
 	return out
 }
 
-// stepResize resizes the pod and its running containers if their resources differ from the pod spec.
-// If nothing differs any more, the resize is complete. No operation is in progress.
+// stepResize begins a resize if the resources of the pod or of a running container differ from the pod spec.
+// If nothing differs any more, it completes the resize in progress. A resize that did not fit or failed is
+// retried after resizeRetry. No operation may be in progress.
 func (m *Machine) stepResize(in Input, d *Decision) {
 	r := &m.Resize
 	r.InitLevel(m.Pod, in.Last)
@@ -269,8 +275,9 @@ func (m *Machine) stepResize(in Input, d *Decision) {
 	m.begin(d, Operation{Kind: ResizePod, Resize: req})
 }
 
-// FinishResize ends the operation ResizePod with the resulting state. It decides which containers to
-// stop, because they must be restarted to be resized.
+// FinishResize records that the operation ResizePod with the request has finished with the state result. The
+// decision contains events, and stops the containers that must be restarted to be resized. The caller must
+// execute it.
 func (m *Machine) FinishResize(req *ResizeRequest, result ResizeState, now time.Time) (d Decision) {
 	m.Operation = None
 	r := &m.Resize
@@ -298,8 +305,8 @@ func (m *Machine) FinishResize(req *ResizeRequest, result ResizeState, now time.
 	return d
 }
 
-// RetryNow makes a deferred resize be retried immediately. trigger is the reason for metrics. It
-// reports whether a resize is deferred. No operation may be in progress.
+// RetryNow makes a deferred resize be retried in the next step. trigger is the reason in the metrics. It
+// returns false if no resize is deferred. No operation may be in progress.
 func (r *Resize) RetryNow(trigger string) bool {
 	if !r.State.Deferred() {
 		return false

@@ -7,7 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Started is called when a resize is known to fit. It decides on an event once for each generation.
+// Started records that the resize was found to fit and begins. The decision contains an event, once for each
+// generation of the pod. The caller must execute it.
 func (r *Resize) Started(req *ResizeRequest) (d Decision) {
 	if r.startedGeneration != req.Pod.Generation {
 		r.startedGeneration = req.Pod.Generation
@@ -16,7 +17,8 @@ func (r *Resize) Started(req *ResizeRequest) (d Decision) {
 	return d
 }
 
-// stateChanged decides on an event if the state of a pending or failed resize has changed.
+// stateChanged adds an event to d if now is a pending or failed state of the resize that differs from the
+// current one.
 func (r *Resize) stateChanged(pod *v1.Pod, now *ResizeState, d *Decision) {
 	if old := r.State; old != nil && old.Kind == now.Kind && old.Reason == now.Reason && old.Generation == now.Generation {
 		return
@@ -31,8 +33,8 @@ func (r *Resize) stateChanged(pod *v1.Pod, now *ResizeState, d *Decision) {
 	}
 }
 
-// resizeMessage returns the message of resize events in upstream's format. It contains the
-// requested resources.
+// resizeMessage returns the message of a resize event in upstream's format. what is the event, and problem
+// the error, or "". The message contains the requested resources as JSON.
 func resizeMessage(pod *v1.Pod, what string, generation int64, problem string) string {
 	type container struct {
 		Name      string                  `json:"name"`

@@ -31,8 +31,8 @@ type DiscardState int
 const (
 	DiscardNone DiscardState = iota
 	DiscardRequested
-	// DiscardStarted: the removal has started. The status is computed from the last observed
-	// containers from now on.
+	// DiscardStarted: the removal has started. From now on the status is computed from the last observed
+	// containers, because the runtime does not have them any more.
 	DiscardStarted
 	DiscardDone
 )
@@ -41,15 +41,14 @@ const (
 // at the end of the grace period.
 type Kill struct {
 	ID, Name string
-	// Message is the message of the event.
+	// Message is the message of the event that reports the kill.
 	Message string
 	// Grace is the grace period in seconds, including the preStop hook.
 	Grace int64
-	// Ordered: it is a sidecar, whose preStop hook runs immediately but which gets the stop signal
+	// Ordered: the container is a sidecar. Its preStop hook runs immediately, but it gets the stop signal
 	// only after AllowStop, or at the end of the grace period.
 	Ordered bool
-	// Shortened: it replaces a kill with a longer grace period that has already run the preStop
-	// hook.
+	// Shortened: this kill replaces one with a longer grace period that has already run the preStop hook.
 	Shortened bool
 
 	allowed bool // AllowStop was decided
@@ -59,8 +58,9 @@ type Kill struct {
 // can start.
 const minPodGrace = 1
 
-// grace returns the grace period of a container in seconds, as specified by the pod or by the probe
-// that failed.
+// grace returns the grace period in seconds of the container with that ID. While the pod is not terminating,
+// it is that of the failed probe or of the pod spec. While the pod is terminating, that of the deletion takes
+// precedence, and a verdict can only shorten it.
 func (m *Machine) grace(id string) int64 {
 	grace := int64(30)
 	if m.Pod.Spec.TerminationGracePeriodSeconds != nil {
@@ -81,8 +81,8 @@ func (m *Machine) grace(id string) int64 {
 	return max(grace, minPodGrace)
 }
 
-// probeGrace returns the grace period of the probe of a container that has failed, or nil. st may be
-// nil.
+// probeGrace returns the grace period in seconds that the failed startup or liveness probe of a container
+// specifies, or nil if there is none. st is the container, or nil, and h its probe results.
 func probeGrace(pod *v1.Pod, st *podstate.Container, h podstate.Health) *int64 {
 	if st == nil {
 		return nil
@@ -102,8 +102,8 @@ func probeGrace(pod *v1.Pod, st *podstate.Container, h podstate.Health) *int64 {
 	return nil
 }
 
-// kill returns the kill of a container, or nil if it is being stopped with the same or a shorter grace
-// period.
+// kill records that the container with that ID is being stopped and returns the kill, or nil if it does not
+// exist or is already being stopped with the same or a shorter grace period. grace is in seconds.
 func (m *Machine) kill(id, message string, grace int64, ordered bool) *Kill {
 	st := m.Containers.Observed.ByID(id)
 	if st == nil {
@@ -119,20 +119,22 @@ func (m *Machine) kill(id, message string, grace int64, ordered bool) *Kill {
 	return &k
 }
 
+// kill adds k to the decision, unless it is nil.
 func (d *Decision) kill(k *Kill) {
 	if k != nil {
 		d.Kill = append(d.Kill, *k)
 	}
 }
 
-// Stop decides to stop one container.
+// Stop decides to stop the container with that ID, because its postStart hook has failed. The caller must
+// execute the decision.
 func (m *Machine) Stop(id, message string) (d Decision) {
 	d.kill(m.kill(id, message, m.grace(id), false))
 	return d
 }
 
-// KillFinished records that a container was stopped. The kill must not have been replaced by a
-// shortened one.
+// KillFinished records that the container with that ID was stopped. It must not be called for a kill that was
+// replaced by one with a shorter grace period.
 func (m *Machine) KillFinished(id string) {
 	k, ok := m.Kills[id]
 	if !ok {
@@ -142,7 +144,9 @@ func (m *Machine) KillFinished(id string) {
 	m.Containers.update(k.Name, func(s *podstate.Slot) { s.Killing = false })
 }
 
-// stepTermination decides for a terminating pod.
+// stepTermination decides the next step for a terminating pod: first all containers are stopped, then the
+// steps of FinalStep follow in order. An operation in progress that is not part of the termination is
+// cancelled.
 func (m *Machine) stepTermination(in Input, d *Decision) {
 	d.WakeAt = time.Time{}
 	m.reportOverdue(m.Stage == Stopped, in.Now, d)
@@ -184,8 +188,9 @@ func (m *Machine) beginStep(kind OperationKind, now time.Time, d *Decision) {
 	m.begin(d, Operation{Kind: kind})
 }
 
-// stepObject decides for a pod of which nothing runs and whose volumes are removed: its object must
-// be deleted before its containers, which the object's status describes.
+// stepObject decides for a pod of which no process runs and whose volumes are removed. The API object is
+// deleted when it has the last status; the containers are removed after that, because the status describes
+// them. A terminated pod that is not deleted remains.
 func (m *Machine) stepObject(in Input, d *Decision) {
 	switch {
 	case m.Retry.At.After(in.Now):
@@ -206,7 +211,9 @@ func (m *Machine) stepObject(in Input, d *Decision) {
 	}
 }
 
-// finishStep ends a step of the termination. A failed step is retried with a back-off.
+// finishStep records the outcome of the termination step kind, and proceeds to the next step. A failed step
+// is retried with a back-off. If processes are still running, the termination begins again with stopping the
+// containers.
 func (m *Machine) finishStep(kind OperationKind, outcome Outcome, now time.Time) {
 	if outcome == StillRunning {
 		m.Stage, m.Final = Terminating, ToStopSandboxes
@@ -236,8 +243,9 @@ func (m *Machine) finishStep(kind OperationKind, outcome Outcome, now time.Time)
 	}
 }
 
-// RequestDiscard makes the containers and logs of a terminated pod be removed before its object is
-// deleted. It reports whether they will be.
+// RequestDiscard makes the containers and logs of a terminated pod be removed before its object is deleted,
+// to reclaim disk space. It returns false if the pod has not terminated, has no object, or they are already
+// removed.
 func (m *Machine) RequestDiscard() bool {
 	able := m.Stage == Stopped && m.Final == ToDeleteObject && m.HasObject && m.Discarding != DiscardDone
 	if able {
@@ -246,9 +254,9 @@ func (m *Machine) RequestDiscard() bool {
 	return able
 }
 
-// stopContainers stops the running containers as upstream's kubelet does: the preStop hooks of all
-// containers run concurrently; sidecars then wait until the app containers, and the sidecars after
-// them, have exited, all within the grace period. It reports whether a container is still running.
+// stopContainers stops the running containers as upstream's kubelet does: the preStop hooks of all containers
+// run concurrently; sidecars then wait until the app containers, and the sidecars that are listed after them,
+// have exited, all within the grace period. It reports whether a container is still running.
 //
 // https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#termination-of-sidecar-containers
 func (m *Machine) stopContainers(d *Decision) (running bool) {
@@ -280,8 +288,9 @@ func (m *Machine) stopContainers(d *Decision) (running bool) {
 	return running
 }
 
-// sidecarToStop returns the next of the running sidecars to stop: the last one, if no app container
-// is running. It returns "" if there is none. sidecars are container IDs by name.
+// sidecarToStop returns the name of the next sidecar to stop: the last of the running ones, if no app
+// container is running. It returns "" if there is none. sidecars are the IDs of the running sidecars by name,
+// and apps is true while an app container runs.
 func sidecarToStop(pod *v1.Pod, sidecars map[string]string, apps bool) string {
 	if apps {
 		return ""

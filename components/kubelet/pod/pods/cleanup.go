@@ -16,19 +16,22 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// DeadContainers configures how many exited containers are retained.
+// DeadContainers configures how many exited containers the GarbageCollector retains, so that their logs and
+// last states can still be read.
 type DeadContainers struct {
-	// MinAge is the minimum age before they are removed.
+	// MinAge is the minimum time since the exit of a container before the container may be removed.
 	MinAge time.Duration
 	// PerContainer is the number of exited containers retained per container name in addition to the newest
 	// one, which determines the container's status. Nil means 1; a negative value means all.
 	PerContainer *int
-	// Total is the maximum number of exited containers on the node. Nil or a negative value means no
-	// limit.
+	// Total is the maximum number of exited containers on the node. It lowers PerContainer: it is distributed
+	// evenly among the containers of all pods. Nil or a negative value means no limit.
 	Total *int
 }
 
-// GarbageCollector removes what running and terminated pods do not need any more.
+// GarbageCollector removes exited containers and stopped sandboxes of the node's pods, and rotates the logs
+// of running containers. The housekeeping calls it periodically, and the eviction manager when disk space
+// must be reclaimed.
 type GarbageCollector struct {
 	registry *Registry
 	logs     Logs
@@ -36,14 +39,16 @@ type GarbageCollector struct {
 	mu       sync.Mutex // held by Collect
 }
 
-// NewGarbageCollector returns a collector of the garbage of the registry's pods.
+// NewGarbageCollector returns the collector for the pods of the registry r. logs are the directories of
+// container logs, and retain configures the exited containers that are not removed.
 func NewGarbageCollector(r *Registry, logs Logs, retain DeadContainers) *GarbageCollector {
 	return &GarbageCollector{registry: r, logs: logs, retain: retain}
 }
 
-// Collect rotates the logs of running containers, and removes exited containers except those to
-// retain, and stopped sandboxes except the newest of each pod. It reports whether a log was
-// rotated: a log that grows fast must be checked again soon.
+// Collect rotates the logs of running containers, and removes exited containers except those that
+// DeadContainers retains, and stopped sandboxes except the newest of each pod. rotated is true if a log was
+// rotated: a log that grows fast must be checked again soon. err joins the errors of all pods; an error does
+// not stop the collection.
 func (g *GarbageCollector) Collect(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -72,6 +77,9 @@ func (g *GarbageCollector) Collect(ctx context.Context, rotation podlogs.Rotatio
 	return rotated, errors.Join(errs...)
 }
 
+// collectGarbage is Collect for one pod. each is the number of exited containers to retain per container name
+// in addition to the newest one; a negative value means all. While the pod is terminating or an operation on
+// it is in progress, only logs are rotated.
 func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, each int, minAge time.Duration) (rotated bool, err error) {
 	w.mu.Lock()
 	// Everything of a terminating pod is removed soon. Only logs of running containers can fill the

@@ -85,9 +85,9 @@ type Admitter interface {
 	// others are the other pods that have not terminated. When ctx is done the kubelet is shutting
 	// down. Admit is called without locks held and may block.
 	Admit(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *Verdict
-	// PreemptForResize preempts other pods for the resize of a critical pod, and waits until they
-	// have terminated or ctx is done. message is the reason for which the resize would be deferred.
-	// It reports whether resources were freed, otherwise why the resize is deferred.
+	// PreemptForResize preempts other pods for the resize of a critical pod, and waits until they have
+	// terminated or ctx is done. message is the reason for which the resize would be deferred. freed is true
+	// if resources were freed; otherwise why is the reason for which the resize is deferred.
 	PreemptForResize(ctx context.Context, pod *v1.Pod, message string) (freed bool, why string)
 }
 
@@ -99,7 +99,8 @@ type ResourceManager interface {
 	// ContainerStarted is called after a container was started, with the configuration that it was
 	// created from.
 	ContainerStarted(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig)
-	// PodTerminated is called when nothing of a pod runs any more; it may be called twice.
+	// PodTerminated is called when no process of the pod runs any more and its volumes are removed, so that
+	// its resources can be allocated to other pods. It may be called twice.
 	PodTerminated(pod types.UID)
 	// DeviceHealth returns the health of a container's devices.
 	DeviceHealth(pod *v1.Pod, container string) []v1.ResourceStatus
@@ -107,9 +108,11 @@ type ResourceManager interface {
 
 // ResourceClaims prepares and unprepares the devices of pods' ResourceClaims.
 type ResourceClaims interface {
-	// Prepare prepares the pod's claims. It may be called again.
+	// Prepare prepares the pod's claims before its containers are created. It may be called again for the
+	// same pod. If it returns an error, the start of the pod is retried.
 	Prepare(ctx context.Context, pod *v1.Pod) error
-	// Release is called when nothing of the pod runs any more. It is retried until it succeeds.
+	// Release releases the claims of a pod of which no process runs any more. It is retried until it
+	// succeeds.
 	Release(ctx context.Context, pod types.UID) error
 }
 
@@ -120,7 +123,7 @@ type Network interface {
 	NetworkProblem() string
 }
 
-// NetworkPolicies enforces network policies for pods.
+// NetworkPolicies is the component that enforces NetworkPolicies on this node.
 type NetworkPolicies interface {
 	// Expect returns when the network policies of a pod are in force for its addresses. If it
 	// returns an error, containers are not started.
@@ -136,7 +139,7 @@ type Observer interface {
 	Removed(pod *v1.Pod)
 }
 
-// Mirror finds mirror pods.
+// Mirror finds the mirror pods of static pods: the API objects that show static pods in the API.
 type Mirror interface {
 	// Of returns the mirror pod of a static pod, or nil if there is none.
 	Of(pod *v1.Pod) *v1.Pod
@@ -202,7 +205,8 @@ type Limits struct {
 	Hugepages []string
 }
 
-// Cgroups creates and removes the cgroups of pods.
+// Cgroups creates and removes the cgroups of pods. A cgroup is named by its path from the root of the
+// hierarchy.
 type Cgroups interface {
 	Create(cgroup string, r cgroup.Resources) error
 	Set(cgroup string, r cgroup.Resources) error

@@ -10,7 +10,7 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 )
 
-// Counts is the number of pods and containers by state.
+// Counts has the numbers of pods and containers on the node by state, for the metrics of the kubelet.
 type Counts struct {
 	// Sandboxes is the number of pods with a ready sandbox.
 	Sandboxes int
@@ -21,20 +21,25 @@ type Counts struct {
 	// Desired is the number of desired pods, and Active the number of those that have not
 	// terminated. The first element counts pods from the API, the second one static pods.
 	Desired, Active [2]int
-	// Working is the number of pods by the work that is done for them.
+	// Working is the number of pods by stage and origin.
 	Working map[WorkLabels]int
 	// Pending is the number of pending resizes, and InProgress that of resizes in progress.
 	Pending    map[ResizeLabels]int
 	InProgress int
 }
 
-// WorkLabels describes the work that is done for a pod, as metrics labels.
+// WorkLabels are the metrics labels of a pod. Lifecycle is "sync", "terminating" or "terminated". Config is
+// "desired", "orphan" for a pod that was removed from its source, or "runtime_only" for a pod that only the
+// runtime or the disk has. Static is "true" for a static pod, "" for other pods, and "unknown" for
+// runtime_only.
 type WorkLabels struct{ Lifecycle, Config, Static string }
 
-// ResizeLabels describes a pending resize: its reason and the priority of its pod.
+// ResizeLabels are the metrics labels of a pending resize: its reason in lowercase and the priority bucket of
+// its pod.
 type ResizeLabels struct{ Reason, Priority string }
 
-// Count counts pods and containers.
+// Count returns the current numbers of pods and containers. All possible container states and WorkLabels are
+// present, even if their number is zero.
 func (r *Registry) Count() Counts {
 	c := Counts{Containers: map[string]int{"created": 0, "running": 0, "exited": 0, "unknown": 0}, Working: map[WorkLabels]int{}, Pending: map[ResizeLabels]int{}}
 	for _, lifecycle := range []string{"sync", "terminating", "terminated"} {
@@ -50,7 +55,7 @@ func (r *Registry) Count() Counts {
 	return c
 }
 
-// count adds the worker's pod to c. The caller must hold mu.
+// count adds the worker's pod to c. The caller must hold w.mu.
 func (w *worker) count(c *Counts) {
 	m := w.machine
 	for i := range m.Containers.Observed.Containers {

@@ -15,6 +15,9 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
+// environment returns the environment variables of a container: those of its Services, its envFrom sources
+// and its env list. It reads ConfigMaps and Secrets, and waits until the Services are synced unless the pod
+// is static.
 func (t *translator) environment(ctx context.Context, pod *v1.Pod, c *v1.Container, in containerInput) ([]env.Var, error) {
 	var services []env.Var
 	if t.node.Services != nil {
@@ -36,11 +39,12 @@ func (t *translator) environment(ctx context.Context, pod *v1.Pod, c *v1.Contain
 	})
 }
 
-// maxEnvFile is the maximum size of an env file in bytes.
+// maxEnvFile is the maximum size of an env file in bytes. Data beyond it is ignored.
 const maxEnvFile = 1 << 20
 
-// fileKey reads a variable from an env file that another container has written to a volume of the
-// pod.
+// fileKey returns the value of a variable in an env file that another container has written to a volume of
+// the pod (FileKeyRef). volumes are the pod's mounted volumes by name. found is false if the file does not
+// set the variable or sets it to "". As upstream, the error does not name the cause.
 func fileKey(volumes map[string]volume.Result, ref *v1.FileKeySelector) (value string, found bool, err error) {
 	v, ok := volumes[ref.VolumeName]
 	if !ok || v.Path == "" {
@@ -57,8 +61,8 @@ func fileKey(volumes map[string]volume.Result, ref *v1.FileKeySelector) (value s
 	return value, value != "", nil
 }
 
-// readRegularFile reads a file of a volume. It returns an error for anything but a regular file, such as a
-// link out of the volume or a pipe.
+// readRegularFile returns the first maxEnvFile bytes of the file path in the volume directory dir. It returns
+// an error for anything but a regular file, such as a link out of the volume or a pipe.
 func readRegularFile(dir, path string) (string, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// exitWaiters are channels that wait for the exit of containers. Its methods are safe for concurrent
-// use.
+// exitWaiters has a channel for each client that waits for the exit of a container, for example to stop
+// following its log. Its methods are safe for concurrent use. The zero value has no channels.
 type exitWaiters struct {
 	mu    sync.Mutex
 	chans map[string][]chan struct{} // by container ID, closed when the container has exited
 }
 
-// add returns a channel that is closed when notify is called for the container.
+// add returns a channel that is closed when notify is called for the container ID.
 func (e *exitWaiters) add(id string) <-chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -35,7 +35,8 @@ func (e *exitWaiters) add(id string) <-chan struct{} {
 	return ch
 }
 
-// remove removes a channel that add returned.
+// remove removes a channel that add returned for the container ID. A channel that notify has closed is
+// ignored.
 func (e *exitWaiters) remove(id string, ch <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -51,7 +52,8 @@ func (e *exitWaiters) remove(id string, ch <-chan struct{}) {
 	}
 }
 
-// notify closes the channels of a container.
+// notify closes and removes all channels of the container ID, because the container has exited or was
+// removed.
 func (e *exitWaiters) notify(id string) {
 	e.mu.Lock()
 	list := e.chans[id]
@@ -62,7 +64,9 @@ func (e *exitWaiters) notify(id string) {
 	}
 }
 
-// Exited returns a channel that is closed when the container has exited.
+// Exited returns a channel that is closed when the container with the ID has exited, or immediately if the
+// runtime does not return its state. The caller must call CancelExited when it does not need the channel any
+// more.
 func (m *Manager) Exited(ctx context.Context, id string) <-chan struct{} {
 	ch := m.exits.add(id)
 	// It may have exited already.
@@ -72,7 +76,7 @@ func (m *Manager) Exited(ctx context.Context, id string) <-chan struct{} {
 	return ch
 }
 
-// CancelExited cancels a call of Exited whose channel is not needed any more.
+// CancelExited releases the channel that Exited returned for the container ID.
 func (m *Manager) CancelExited(id string, ch <-chan struct{}) { m.exits.remove(id, ch) }
 
 // watchRuntime dispatches the runtime's events until ctx is done. A runtime without an event stream is
@@ -105,7 +109,8 @@ func (m *Manager) watchRuntime(ctx context.Context) {
 	}
 }
 
-// startAll starts the workers of pods that were set before Run.
+// startAll starts the workers of the pods that Set has added before the runtime's event stream was open, and
+// lets Set start later ones immediately.
 func (m *Manager) startAll() {
 	m.mu.Lock()
 	m.streamOpen = true
@@ -115,8 +120,8 @@ func (m *Manager) startAll() {
 	}
 }
 
-// stream dispatches the runtime's events until the stream is closed. It calls opened when the
-// stream is open.
+// stream dispatches the runtime's events until the stream is closed or ctx is done, and returns why. It calls
+// opened when the stream is open.
 func (m *Manager) stream(ctx context.Context, opened func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -147,6 +152,8 @@ func (m *Manager) stream(ctx context.Context, opened func()) error {
 	}
 }
 
+// dispatch passes an event to the clients that wait for the exit of its container, and to the worker of its
+// pod. Events of other pods are ignored.
 func (m *Manager) dispatch(ev *runtimeapi.ContainerEventResponse) {
 	if ev.ContainerEventType == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT ||
 		ev.ContainerEventType == runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT {
@@ -158,13 +165,15 @@ func (m *Manager) dispatch(ev *runtimeapi.ContainerEventResponse) {
 	}
 }
 
+// relistAll makes all workers read the state of their pods from the runtime.
 func (m *Manager) relistAll() {
 	for _, w := range m.host.Registry.all() {
 		w.relist()
 	}
 }
 
-// poll replaces events by listing containers every second.
+// poll replaces the event stream for runtimes without one: it lists all sandboxes and containers every
+// second, and wakes the workers of pods of which one has appeared, disappeared or changed its state.
 func (m *Manager) poll(ctx context.Context) {
 	type seen struct {
 		uid   string
@@ -211,6 +220,8 @@ func (m *Manager) poll(ctx context.Context) {
 	}
 }
 
+// list returns what make_ returns for each sandbox and container of the runtime, by ID. uid is the UID of its
+// pod. The states of sandboxes begin at 100, so that they differ from those of containers.
 func (m *Manager) list(ctx context.Context, make_ func(id, uid string, state int32) any) (map[string]any, error) {
 	out := map[string]any{}
 	boxes, err := m.host.CRI.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
@@ -235,8 +246,9 @@ func (m *Manager) list(ctx context.Context, make_ func(id, uid string, state int
 // ready.
 const runtimeResponseThreshold = 3 * time.Minute
 
-// RuntimeUnresponsive returns upstream's error if the runtime has not responded to calls about a pod for too
-// long, and nil otherwise.
+// RuntimeUnresponsive returns an error with upstream's text if, for a pod, the runtime has not responded to
+// calls for longer than runtimeResponseThreshold before now. The node is then not ready. Otherwise it returns
+// nil.
 func (r *Registry) RuntimeUnresponsive(now time.Time) error {
 	var longest time.Duration
 	for _, w := range r.all() {
@@ -252,7 +264,8 @@ func (r *Registry) RuntimeUnresponsive(now time.Time) error {
 	return fmt.Errorf("PLEG is not healthy: pleg was last seen active %v ago; threshold is %v", longest, runtimeResponseThreshold)
 }
 
-// Healthy returns an error if the manager does not receive the runtime's events yet.
+// Healthy returns an error until the runtime's event stream has been opened for the first time, because no
+// pods are started before. The HTTPS server reports it at /healthz.
 func (m *Manager) Healthy() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -11,7 +11,9 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// Pods returns the desired pods with their latest status.
+// Pods returns the desired pods, including terminated ones, with the status that the kubelet has computed
+// last, which the API may not have yet. Pods that were removed from their source are excluded. The pods are
+// shallow copies, whose specs must not be modified.
 func (r *Registry) Pods() []*v1.Pod {
 	workers := r.all()
 	out := make([]*v1.Pod, 0, len(workers))
@@ -29,7 +31,8 @@ func (r *Registry) Pods() []*v1.Pod {
 	return out
 }
 
-// Active returns the pods that have not terminated.
+// Active returns the pods that have not terminated and were not removed from their source. A pod with a
+// pending resize has its actual resources.
 func (r *Registry) Active() []*v1.Pod {
 	workers := r.all()
 	var out []*v1.Pod
@@ -39,19 +42,22 @@ func (r *Registry) Active() []*v1.Pod {
 	return out
 }
 
-// ErrNoPod is returned for a pod or container that does not exist on this node.
+// ErrNoPod is the error for a pod or container that is not on this node.
 var ErrNoPod = errors.New("not found on this node")
 
 // notFoundError is an ErrNoPod with upstream's message.
 type notFoundError string
 
+// Error returns upstream's message.
 func (m notFoundError) Error() string { return string(m) }
 
-// Is implements errors.Is.
+// Is makes errors.Is report true for ErrNoPod.
 func (notFoundError) Is(target error) bool { return target == ErrNoPod }
 
-// Container returns a container by pod and name: its latest attempt or, with previous, the one
-// before. uid may be empty.
+// Container returns a pod and the state of one of its containers: the latest attempt or, with previous, the
+// one before. An empty uid matches any pod of that name. The error is an ErrNoPod if the pod or the container
+// is not in the registry. There is another error, for display to clients, if the container was not created
+// yet or has no previous attempt.
 func (r *Registry) Container(namespace, name string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
 	w := r.find(namespace, name, uid)
 	if w == nil {
@@ -87,7 +93,8 @@ func (r *Registry) Container(namespace, name string, uid types.UID, container st
 	return w.machine.Pod, *st, nil
 }
 
-// Sandbox returns the ID of the pod's running sandbox.
+// Sandbox returns the ID of the pod's ready sandbox. It returns an ErrNoPod if there is no such pod, and
+// another error if the pod has no ready sandbox. An empty uid matches any pod of that name.
 func (r *Registry) Sandbox(namespace, name string, uid types.UID) (string, error) {
 	w := r.find(namespace, name, uid)
 	if w == nil {
@@ -102,6 +109,9 @@ func (r *Registry) Sandbox(namespace, name string, uid types.UID) (string, error
 	return box.ID, nil
 }
 
+// find returns the worker of the pod with that name, or nil. An empty uid matches any pod; otherwise it must
+// be the pod's UID or, for a static pod, the value of its annotation AnnotationHash. A pod that is not
+// removed takes precedence over a removed one.
 func (r *Registry) find(namespace, name string, uid types.UID) *worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -20,11 +20,12 @@ type host struct {
 	configs *translator
 	logs    *logFiles
 	resizer *resizer
-	// options are those of all machines, except for HasObject.
+	// options are the options of the machines of all pods. HasObject is set per pod.
 	options podmachine.Options
 }
 
-// newHost creates the host of the workers of one Manager.
+// newHost returns the host of the workers of one Manager. It replaces nil fields of cfg that may be nil by
+// their defaults.
 func newHost(cfg Config) *host {
 	if cfg.Registry == nil {
 		cfg.Registry = NewRegistry()
@@ -53,6 +54,7 @@ func newHost(cfg Config) *host {
 // podEvents emits events about pods.
 type podEvents struct{ events record.EventRecorder }
 
+// event emits a Normal or Warning event about a pod or, unless container is "", about one of its containers.
 func (e *podEvents) event(pod *v1.Pod, container string, warning bool, reason, message string) {
 	kind := v1.EventTypeNormal
 	if warning {
@@ -77,6 +79,8 @@ func reference(pod *v1.Pod, container string) *v1.ObjectReference {
 	return ref
 }
 
+// fieldPath returns the path of a container in the pod spec, for the field involvedObject of events. An
+// unknown name is assumed to be that of an ephemeral container.
 func fieldPath(pod *v1.Pod, name string) string {
 	for i := range pod.Spec.Containers {
 		if pod.Spec.Containers[i].Name == name {
@@ -91,20 +95,23 @@ func fieldPath(pod *v1.Pod, name string) string {
 	return "spec.ephemeralContainers{" + name + "}"
 }
 
-// Annotations of static pods.
+// Annotations of static pods. AnnotationSource names the source of a pod ("file", "http" or "api"), and
+// AnnotationHash is the UID of a static pod, which its mirror pod has as an annotation. annotationMirror
+// marks mirror pods.
 const (
 	AnnotationSource = "kubernetes.io/config.source"
 	AnnotationHash   = "kubernetes.io/config.hash"
 	annotationMirror = v1.MirrorPodAnnotationKey
 )
 
-// IsStatic reports whether the pod comes from a file or URL instead of the API.
+// IsStatic reports whether the pod comes from a manifest file or a URL instead of the API.
 func IsStatic(pod *v1.Pod) bool {
 	src, ok := pod.Annotations[AnnotationSource]
 	return ok && src != "api"
 }
 
-// IsMirror reports whether the pod is a mirror pod.
+// IsMirror reports whether the pod is a mirror pod: the API object that shows a static pod in the API. Mirror
+// pods are not run.
 func IsMirror(pod *v1.Pod) bool { _, ok := pod.Annotations[annotationMirror]; return ok }
 
 // IsCritical reports whether a pod is critical: it can preempt other pods and is not evicted.

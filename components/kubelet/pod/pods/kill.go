@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// stopping is a container that is being stopped.
+// stopping is a container that is being stopped by a goroutine.
 type stopping struct {
 	podmachine.Kill
 	w      *worker
@@ -32,8 +32,9 @@ type stopping struct {
 // hook or waiting for other containers has used up the grace period.
 const minGrace = 2
 
-// startStop stops a container in a separate goroutine. It replaces a stop that is in progress. The
-// caller must hold mu.
+// startStop stops a container in a separate goroutine, as the machine has decided by k. If the container is
+// already being stopped, the new stop, which has a shorter grace period, replaces that in progress. The
+// machine is notified when the container was stopped. The caller must hold w.mu.
 func (w *worker) startStop(ctx context.Context, k podmachine.Kill) {
 	if before := w.stops[k.ID]; before != nil {
 		before.cancel()
@@ -60,15 +61,16 @@ func (w *worker) startStop(ctx context.Context, k podmachine.Kill) {
 	})
 }
 
-// allow lets a sidecar be stopped now. It is called once. The caller must hold mu.
+// allow permits that a sidecar gets the stop signal, because the containers that it serves have exited. It
+// has no effect on other containers. It must not be called twice. The caller must hold the worker's mu.
 func (s *stopping) allow() {
 	if s.turn != nil {
 		close(s.turn)
 	}
 }
 
-// run runs the preStop hook, waits for the sidecar's turn, and stops the container. It retries
-// until it succeeds or ctx is done.
+// run runs the preStop hook, waits for the sidecar's turn, and stops the container. It retries with a
+// back-off until the container has exited or ctx is done.
 func (s *stopping) run(ctx context.Context) {
 	left := time.Duration(s.Grace) * time.Second
 	left -= s.runPreStop(ctx, left)
@@ -93,7 +95,9 @@ func (s *stopping) run(ctx context.Context) {
 	}
 }
 
-// runPreStop runs the preStop hook, if there is one, and returns how long it took.
+// runPreStop runs the container's preStop hook and returns how long the hook took. It returns 0 if there is
+// no hook, if the grace period is 0, or if a replaced stop has already run the hook. A failed hook only
+// causes an event.
 func (s *stopping) runPreStop(ctx context.Context, timeout time.Duration) time.Duration {
 	c, kind := podstate.Find(s.pod, s.Name)
 	if c == nil || kind == podstate.Ephemeral || c.Lifecycle == nil || c.Lifecycle.PreStop == nil || s.Grace <= 0 || s.Shortened {
@@ -111,13 +115,14 @@ func (s *stopping) runPreStop(ctx context.Context, timeout time.Duration) time.D
 	return time.Since(began)
 }
 
-// stop stops the container and reports whether it has exited.
+// stop stops the container through the runtime, which kills it after grace, and reports whether it has exited
+// or does not exist any more. If it has not, the caller retries.
 func (s *stopping) stop(ctx context.Context, grace time.Duration) bool {
 	seconds := int64((grace + time.Second - 1) / time.Second)
 	_, err := s.w.host.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: s.ID, Timeout: seconds})
 	if err != nil && !cri.IsNotFound(err) {
 		if ctx.Err() == nil && !cri.IsUnavailable(err) {
-			s.w.log.Warn("stopping container failed, will retry", "container", s.Name, "containerID", s.ID, "err", err)
+			s.w.log.Warn("container runtime failed to stop container of pod, retrying until it has exited", "container", s.Name, "containerID", s.ID, "err", err)
 			s.w.host.event(s.pod, "", true, "FailedKillPod", fmt.Sprintf("error killing pod: failed to \"KillContainer\" for %q with KillContainerError: %q", s.Name, cri.Message(err)))
 		}
 		return false

@@ -25,8 +25,8 @@ func (l Logs) Dir(pod *v1.Pod) string {
 	return filepath.Join(l.Pods, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
 }
 
-// RemoveOrphanedLogs removes logs of pods that do not exist on this node, and dangling links to logs. It is
-// called when all sources have delivered their pods.
+// RemoveOrphanedLogs removes logs of pods that do not exist on this node, and dangling links to logs. It must
+// not be called before all sources have delivered their pods, because the logs of missing pods would be lost.
 func (g *GarbageCollector) RemoveOrphanedLogs() error {
 	known := map[types.UID]bool{}
 	for _, w := range g.registry.all() {

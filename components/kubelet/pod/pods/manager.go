@@ -24,11 +24,11 @@ type Manager struct {
 	streamOpen bool            // the runtime's event stream is open
 }
 
-// NewManager creates a Manager. It adds the pods to cfg.Registry and runs them while Run is running.
+// NewManager returns a Manager that adds pods to cfg.Registry. It runs them while Run is running.
 func NewManager(cfg Config) *Manager { return &Manager{host: newHost(cfg)} }
 
-// Run runs the pods until ctx is done, and returns when all its goroutines have returned.
-// Containers continue to run.
+// Run runs the pods until ctx is done, and returns nil when all its goroutines have returned. Containers
+// continue to run, so that the next kubelet can adopt them.
 func (m *Manager) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -57,8 +57,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	return nil
 }
 
-// Set adds a pod to the desired pods, or updates it. A new pod is admitted before, which may block
-// until ctx is done.
+// Set adds a pod to the desired pods, or updates it. A new pod is admitted first, which may block until ctx
+// is done. A pod that is not admitted gets the phase Failed and is never started. Pods that have started
+// before, are terminal or are being deleted are not admitted again.
 func (m *Manager) Set(ctx context.Context, pod *v1.Pod) {
 	if w := m.host.Registry.worker(pod.UID); w != nil {
 		w.setPod(pod)
@@ -89,6 +90,8 @@ func (m *Manager) Set(ctx context.Context, pod *v1.Pod) {
 	m.start(w)
 }
 
+// start starts the worker w unless it is running or its pod is being admitted. Before the runtime's event
+// stream is open it does nothing, because startAll starts the worker later.
 func (m *Manager) start(w *worker) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,7 +111,8 @@ func (m *Manager) start(w *worker) {
 }
 
 // TerminateOrphans terminates pods that exist in the runtime or on disk but are not desired, and removes
-// their volumes. It is called when all sources have delivered their pods.
+// their volumes. It returns an error if pods or directories cannot be listed. It must not be called before
+// all sources have delivered their pods, because missing pods would be terminated.
 func (m *Manager) TerminateOrphans(ctx context.Context) error {
 	// Called after containers or directories were listed: a worker is added before anything of its
 	// pod is created.
@@ -136,7 +140,7 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 	for _, uid := range dirs {
 		found, err := m.host.Volumes.CountVolumes(uid)
 		if err != nil {
-			m.host.Log.Warn("counting volumes of pod for the metrics failed", "podUID", uid, "err", err)
+			m.host.Log.Warn("counting volumes of pod failed, volume metrics of the kubelet are incomplete", "podUID", uid, "err", err)
 			m.host.Metrics.VolumesFound(found, 1)
 		} else {
 			m.host.Metrics.VolumesFound(found, 0)
@@ -148,7 +152,7 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 			if err != nil {
 				cleaned, failed = cleaned-1, failed+1
 				// The volume's driver may not be registered yet, so a worker retries it.
-				m.host.Log.Info("removing the directory of a deleted pod failed, will retry", "podUID", uid, "err", err)
+				m.host.Log.Info("removing volumes and directory of a deleted pod failed, retrying until it succeeds", "podUID", uid, "err", err)
 				pod := &v1.Pod{}
 				pod.UID = uid
 				orphans[uid] = pod

@@ -12,8 +12,8 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// Maximum sizes of termination messages in bytes, and the number of log lines that are used
-// instead.
+// Maximum sizes of termination messages in bytes: maxMessage for a message file and maxMessageLog for log
+// lines. maxLogLines is the maximum number of log lines that are used if there is no message file.
 const (
 	maxMessage    = 4096
 	maxMessageLog = 2048
@@ -27,8 +27,10 @@ type logFiles struct {
 	platform *Platform
 }
 
-// fillMessage reads the termination message of an exited container. known is the container as last
-// observed, or nil.
+// fillMessage sets c.Message to the termination message of an exited container. It reads the message file or,
+// with the policy FallbackToLogsOnError after a failure, the end of the log. known is the container as last
+// observed, or nil; if it has already exited, its message is reused. If the file was removed, the message of
+// the pod's status in the API is reused. Other containers are not changed.
 func (l *logFiles) fillMessage(pod *v1.Pod, c *podstate.Container, known *podstate.Container) {
 	if c.State != podstate.Exited {
 		return
@@ -58,6 +60,7 @@ func (l *logFiles) fillMessage(pod *v1.Pod, c *podstate.Container, known *podsta
 	}
 }
 
+// readHead returns the first most bytes of a regular file. It returns "" for other files and after errors.
 func readHead(path string, most int64) string {
 	f, err := os.OpenFile(path, os.O_RDONLY, 0)
 	if err != nil {

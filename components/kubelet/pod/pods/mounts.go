@@ -17,8 +17,10 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// mounts returns the mounts of a container: its volumes, the hosts file and the file of its
-// termination message.
+// mounts returns the mounts of a container: its volumes, /etc/hosts and the file of its termination message.
+// vars are the container's environment variables, which subPathExpr refers to. It creates the files and the
+// subPath directories on the node. It returns an error if a volume is missing or a mount cannot be prepared;
+// the container is then not created.
 func (t *translator) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[string]string) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	podDir := t.volumes.PodDir(pod.UID)
@@ -124,8 +126,8 @@ func (t *translator) writeHosts(path string, pod *v1.Pod, ips []string) error {
 	return nil
 }
 
-// makeMessageFile creates dir and an empty file in it, to which every user can write the
-// termination message.
+// makeMessageFile creates the directory dir and, in it, an empty file with a random name, to which every user
+// can write the termination message. It returns the path of the file.
 func makeMessageFile(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return "", err
@@ -141,7 +143,8 @@ func makeMessageFile(dir string) (string, error) {
 	return path, os.Chmod(path, 0o666)
 }
 
-// volumeDevices returns the container's block volumes.
+// volumeDevices returns the devices of the container's block volumes. volumes are the pod's volumes by name.
+// It returns an error if one is missing or is not a block volume.
 func volumeDevices(c *v1.Container, volumes map[string]volume.Result) ([]*runtimeapi.Device, error) {
 	var out []*runtimeapi.Device
 	for _, d := range c.VolumeDevices {
@@ -158,7 +161,8 @@ func volumeDevices(c *v1.Container, volumes map[string]volume.Result) ([]*runtim
 	return out, nil
 }
 
-// recursive reports whether mounts below a read-only volume are also read-only.
+// recursive reports whether mounts below the read-only mount m are also read-only. It returns an error if m
+// requires that (recursiveReadOnly: Enabled) but the runtime or the mount propagation does not permit it.
 //
 // https://kubernetes.io/docs/concepts/storage/volumes/#recursive-read-only-mounts
 func (t *translator) recursive(pod *v1.Pod, m *v1.VolumeMount) (bool, error) {
@@ -185,6 +189,8 @@ func (t *translator) recursive(pod *v1.Pod, m *v1.VolumeMount) (bool, error) {
 	return able, nil
 }
 
+// supportsRecursive reports whether a runtime handler of the node supports recursive read-only mounts. An
+// unknown handler is assumed to support what the default handler supports.
 func supportsRecursive(node *v1.Node, handler string) bool {
 	fallback := false
 	for _, r := range node.Status.RuntimeHandlers {
@@ -197,6 +203,7 @@ func supportsRecursive(node *v1.Node, handler string) bool {
 	return fallback
 }
 
+// propagation converts the mount propagation of a volume mount to the CRI's. Nil means private.
 func propagation(p *v1.MountPropagationMode) runtimeapi.MountPropagation {
 	if p == nil {
 		return runtimeapi.MountPropagation_PROPAGATION_PRIVATE

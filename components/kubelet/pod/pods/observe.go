@@ -12,7 +12,8 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// freshness records what must be read from the runtime. The worker's mu guards it.
+// freshness records which state of a pod the worker must read from the runtime in its next step. The worker's
+// mu guards it.
 type freshness struct {
 	all bool            // all state must be read
 	ids map[string]bool // the state of these containers must be read
@@ -20,8 +21,9 @@ type freshness struct {
 	unresponsiveSince time.Time
 }
 
-// handle handles an event of the runtime about a container or sandbox. operating: an operation is in
-// progress, which observes its containers itself. It reports whether to read the state now.
+// handle records what must be read after an event of the runtime about the container or sandbox id. o is the
+// state observed last. operating: an operation is in progress, which itself observes the containers that it
+// creates. wake is true if the worker must read the state immediately.
 func (f *freshness) handle(id string, kind runtimeapi.ContainerEventType, o *podstate.Observed, operating bool) (wake bool) {
 	stopped := kind == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT
 	c := o.ByID(id)
@@ -55,8 +57,9 @@ func (f *freshness) handle(id string, kind runtimeapi.ContainerEventType, o *pod
 	return wake
 }
 
-// take returns what must be read and records it as read. known is the observed state, and operating
-// is as for handle.
+// take returns what must be read from the runtime, and clears the record. all means everything, otherwise ids
+// are the containers. known is the state observed last. If operating, containers that the operation in
+// progress has not added yet remain recorded.
 func (f *freshness) take(known *podstate.Observed, operating bool) (all bool, ids map[string]bool) {
 	all, ids = f.all, f.ids
 	f.all, f.ids = false, map[string]bool{}
@@ -72,7 +75,8 @@ func (f *freshness) take(known *podstate.Observed, operating bool) (all bool, id
 	return all, ids
 }
 
-// refreshTracked calls refresh and records since when the runtime does not respond.
+// refreshTracked calls refresh and records since when the runtime does not respond, for RuntimeUnresponsive.
+// After an error, the next call reads everything.
 func (w *worker) refreshTracked(ctx context.Context) error {
 	w.mu.Lock()
 	if w.fresh.unresponsiveSince.IsZero() {
@@ -91,7 +95,8 @@ func (w *worker) refreshTracked(ctx context.Context) error {
 	return err
 }
 
-// refresh gets the state that may have changed from the runtime.
+// refresh reads the state that freshness has recorded from the runtime. It reads nothing once the containers
+// of a terminated pod are being removed, because the status is computed from the last observed ones.
 func (w *worker) refresh(ctx context.Context) error {
 	w.mu.Lock()
 	m := w.machine
@@ -112,7 +117,8 @@ func (w *worker) refresh(ctx context.Context) error {
 	return nil
 }
 
-// observeAll gets the state of all sandboxes and containers of the pod from the runtime.
+// observeAll reads the state of all sandboxes and containers of the pod from the runtime. If an operation has
+// updated the state in the meantime, the result may be older and is ignored; the worker then reads again.
 func (w *worker) observeAll(ctx context.Context) error {
 	w.mu.Lock()
 	before := w.machine.Containers.Generation
@@ -142,7 +148,9 @@ func (w *worker) observeAll(ctx context.Context) error {
 	return nil
 }
 
-// observe gets the state of one known container from the runtime.
+// observe reads the state of the container id from the runtime. A container that the runtime does not have
+// any more is removed from the observed state. If the container was not observed before, the worker reads
+// everything in its next step.
 func (w *worker) observe(ctx context.Context, id string) error {
 	c, err := w.host.CRI.Container(ctx, id)
 	if err != nil && !isNotFound(err) {

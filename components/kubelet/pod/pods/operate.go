@@ -20,10 +20,12 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 )
 
+// isNotFound reports whether err, or the error that it wraps directly, is the runtime's NotFound.
 func isNotFound(err error) bool { return cri.IsNotFound(errors.Unwrap(err)) || cri.IsNotFound(err) }
 
-// startOperation starts an operation in a separate goroutine. The caller must hold mu, and no other
-// operation may be in progress.
+// startOperation starts an operation in a separate goroutine, which reports its outcome to the machine.
+// Starting the pod and updating volumes also register the ConfigMaps and Secrets of the pod for updates. The
+// caller must hold w.mu, and no other operation may be in progress.
 func (w *worker) startOperation(ctx context.Context, o podmachine.Operation) {
 	ctx, cancel := context.WithCancel(ctx)
 	w.cancelOperation = cancel
@@ -51,7 +53,9 @@ func (w *worker) startOperation(ctx context.Context, o podmachine.Operation) {
 // errStillRunning is the error of a step of the termination that has found running processes.
 var errStillRunning = errors.New("processes of the pod are still running")
 
-// finish ends the operation in progress, which has returned err.
+// finish reports to the machine that the operation of that kind has finished, logs a failure, and wakes the
+// worker. err is the result of the operation. If the operation was cancelled or may have had an unobserved
+// effect, the worker reads all state from the runtime.
 func (w *worker) finish(ctx context.Context, kind podmachine.OperationKind, err error) {
 	outcome := podmachine.Succeeded
 	switch {
@@ -65,11 +69,11 @@ func (w *worker) finish(ctx context.Context, kind podmachine.OperationKind, err 
 	switch {
 	case outcome == podmachine.Succeeded || outcome == podmachine.Interrupted || err == errStillRunning: //nolint:errorlint // a wrapped one has a cause
 	case kind == podmachine.Start:
-		w.log.Debug("starting pod failed, will retry", "err", err)
+		w.log.Debug("starting pod failed, retrying with a back-off", "err", err)
 	case kind == podmachine.RemoveContainers:
-		w.log.Warn("removing containers before restarting all containers of the pod failed, will retry", "err", err)
+		w.log.Warn("removing exited containers failed, so the pod's containers cannot be restarted together yet, retrying", "err", err)
 	case kind > podmachine.ResizePod:
-		w.log.Warn("pod termination failed, will retry", "err", err)
+		w.log.Warn("step of pod termination failed, pod remains on the node until a retry succeeds", "step", kind.String(), "err", err)
 	}
 	w.update(func() {
 		// An interrupted operation, or a call that was lost with the runtime, may have had an effect.
@@ -81,8 +85,8 @@ func (w *worker) finish(ctx context.Context, kind podmachine.OperationKind, err 
 	})
 }
 
-// removeContainers removes exited containers, so that all containers of the pod can be restarted.
-// Their logs are kept.
+// removeContainers removes the exited containers ids, so that all containers of the pod can be restarted. A
+// container that does not exist any more is ignored. Logs are kept.
 func (w *worker) removeContainers(ctx context.Context, ids []string) error {
 	for _, id := range ids {
 		if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil && !cri.IsNotFound(err) {
@@ -98,7 +102,8 @@ type starter struct {
 	pod *v1.Pod
 }
 
-// start executes podmachine.Start.
+// start is the operation podmachine.Start with its metrics and trace span: it sets up the pod, if required in
+// a new sandbox, and starts the containers of starts. plan is the machine's plan.
 func (w *starter) start(ctx context.Context, plan *podstate.Plan, starts []podstate.Start) error {
 	began, kind := time.Now(), telemetry.Sync
 	if plan.NewSandbox && plan.Attempt == 0 {
@@ -111,8 +116,9 @@ func (w *starter) start(ctx context.Context, plan *podstate.Plan, starts []podst
 	return err
 }
 
-// operate sets up the volumes, creates the sandbox if required, and starts containers in order.
-// Failures are recorded in the machine for the next step.
+// operate sets up the volumes, creates the sandbox if the plan requires it, and starts the containers in
+// order. A failure before the containers increases the pod's back-off; the failure of a container is recorded
+// in its slot. Both are retried by later steps of the machine.
 func (w *starter) operate(ctx context.Context, plan *podstate.Plan, starts []podstate.Start) error {
 	pod := w.pod
 	if network := w.host.Network; network != nil && !pod.Spec.HostNetwork {
@@ -145,8 +151,9 @@ func (w *starter) operate(ctx context.Context, plan *podstate.Plan, starts []pod
 	return w.startContainers(ctx, starts, !plan.NewSandbox)
 }
 
-// startContainers starts containers in order, as far as the failure of one lets the next one start.
-// recorded: the first failure was already recorded in the metrics.
+// startContainers starts containers in order. It returns an error and skips the remaining ones if ctx is
+// done, the runtime is unavailable or an init container fails. Other containers that fail are retried later.
+// recorded: the metric of the pod's first failed start is already recorded.
 func (w *starter) startContainers(ctx context.Context, starts []podstate.Start, recorded bool) error {
 	for _, s := range starts {
 		if ctx.Err() != nil {
@@ -173,7 +180,8 @@ func (w *starter) startContainers(ctx context.Context, starts []podstate.Start, 
 	return nil
 }
 
-// replaceSandbox creates the pod's sandbox, and reports if that fails.
+// replaceSandbox creates the pod's sandbox with the attempt number; 0 is the first sandbox. A failure emits
+// an event and increases the back-off, unless ctx is done or the runtime is unavailable.
 func (w *starter) replaceSandbox(ctx context.Context, attempt uint32) error {
 	if attempt > 0 {
 		w.host.event(w.pod, "", false, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
@@ -198,12 +206,13 @@ func (w *starter) replaceSandbox(ctx context.Context, attempt uint32) error {
 	return err
 }
 
-// failPreparation increases the back-off before the next attempt.
+// failPreparation increases the back-off before the next attempt to set up the volumes and the sandbox.
 func (w *starter) failPreparation() {
 	w.update(func() { w.machine.PrepareFailed(time.Now()) })
 }
 
-// prepare creates the directories and the cgroup, prepares ResourceClaims, and sets up the volumes.
+// prepare creates the pod's directories and cgroup, prepares its ResourceClaims, and sets up its volumes. It
+// does nothing if the volumes are set up and up to date. Failures emit events.
 func (w *starter) prepare(ctx context.Context) error {
 	pod := w.pod
 	w.mu.Lock()
@@ -231,6 +240,7 @@ func (w *starter) prepare(ctx context.Context) error {
 	return w.mount(ctx)
 }
 
+// makeDirs creates the directories of the pod's volumes and logs.
 func (h *host) makeDirs(pod *v1.Pod) error {
 	for _, dir := range []string{filepath.Join(h.Volumes.PodDir(pod.UID), "volumes"), h.Logs.Dir(pod)} {
 		mode := os.FileMode(0o750)
@@ -244,6 +254,8 @@ func (h *host) makeDirs(pod *v1.Pod) error {
 	return nil
 }
 
+// apiText returns the message of an error of the API server without the text of wrapping errors, or the text
+// of any other error.
 func apiText(err error) string {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
@@ -252,7 +264,8 @@ func apiText(err error) string {
 	return err.Error()
 }
 
-// refreshVolumes executes podmachine.RefreshVolumes.
+// refreshVolumes is the operation podmachine.RefreshVolumes: it updates the contents of the volumes of a
+// running pod, for example after a change of a ConfigMap.
 func (w *starter) refreshVolumes(ctx context.Context) error {
 	if err := w.host.makeDirs(w.pod); err != nil {
 		return err
@@ -260,9 +273,10 @@ func (w *starter) refreshVolumes(ctx context.Context) error {
 	return w.mount(ctx)
 }
 
-// uncancelled returns the context of a call that the runtime completes even if it is cancelled.
-// The termination of a pod waits for the response, so that nothing is created after it. The calls
-// have a timeout.
+// uncancelled returns a context without the cancellation of ctx, for a call that the runtime completes even
+// if the kubelet cancels it. The termination of a pod waits for the response, so that nothing is created
+// after it. The CRI client has a timeout for such calls. If ctx is already done, the returned context is done
+// too.
 func uncancelled(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return context.WithCancel(ctx)
@@ -270,7 +284,9 @@ func uncancelled(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithCancel(context.WithoutCancel(ctx))
 }
 
-// makeSandbox creates the pod's sandbox and adds it to the observed state.
+// makeSandbox creates the pod's sandbox and adds it to the observed state. A sandbox without an IP address
+// that needs one is an error. The error is a sandboxStatusError if the sandbox was created but cannot be
+// observed.
 func (w *starter) makeSandbox(ctx context.Context, attempt uint32) error {
 	pod := w.pod
 	cfg, err := w.host.configs.sandboxConfig(pod, attempt)
@@ -313,7 +329,8 @@ func (u *sandboxStatusError) Error() string { return u.err.Error() }
 
 func (u *sandboxStatusError) Unwrap() error { return u.err }
 
-// runtimeHandler returns the runtime handler of the pod's RuntimeClass.
+// runtimeHandler returns the runtime handler of the pod's RuntimeClass, or "", the default handler, if the
+// pod has none. It reads the RuntimeClass from the API.
 func (t *translator) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {
 	name := pod.Spec.RuntimeClassName
 	if name == nil || *name == "" {
@@ -329,6 +346,7 @@ func (t *translator) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, e
 	return class.Handler, nil
 }
 
+// stopSandbox stops the sandbox id. A sandbox that does not exist is ignored.
 func (h *host) stopSandbox(ctx context.Context, id string) error {
 	_, err := h.CRI.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 	if err != nil && !cri.IsNotFound(err) {

@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Platform has the properties of the container runtime and the kernel that the kubelet detects after
-// it has started. It is created before the parts that read it, and set before the first pod runs.
-// Its zero value means a runtime without a name, cgroupfs and a kernel that accounts for swap. Its
+// Platform has the properties of the container runtime and the kernel that the kubelet detects after it has
+// started. The parts that read it are created before its values are known; they are set before the first pod
+// runs. Its zero value means a runtime without a name, cgroupfs and a kernel that accounts for swap. Its
 // methods are safe for concurrent use.
 type Platform struct {
 	runtimeName   atomic.Pointer[string]
@@ -22,7 +22,7 @@ type Platform struct {
 // SetRuntimeName sets the name of the runtime, which is the prefix of container IDs in the API.
 func (p *Platform) SetRuntimeName(name string) { p.runtimeName.Store(&name) }
 
-// RuntimeName returns the name of the runtime.
+// RuntimeName returns the name of the runtime, or "" before it is known.
 func (p *Platform) RuntimeName() string {
 	if name := p.runtimeName.Load(); name != nil {
 		return *name
@@ -30,7 +30,8 @@ func (p *Platform) RuntimeName() string {
 	return ""
 }
 
-// SetSystemd sets whether cgroups are named as systemd slices, as the runtime requires.
+// SetSystemd sets whether cgroups are named as systemd slices, as a runtime with the cgroup driver systemd
+// requires.
 func (p *Platform) SetSystemd(systemd bool) { p.systemd.Store(systemd) }
 
 // Systemd reports whether cgroups are named as systemd slices.
@@ -50,8 +51,8 @@ type CgroupNames struct {
 	Platform *Platform
 }
 
-// OfClass returns the parent cgroup of the pods of a QoS class, as a path from the root of the
-// hierarchy. For Guaranteed pods it is the cgroup of all pods.
+// OfClass returns the parent cgroup of the pods of a QoS class, as a path from the root of the hierarchy. For
+// Guaranteed pods it is kubepods, the cgroup of all pods.
 func (n CgroupNames) OfClass(class v1.PodQOSClass) string {
 	return path.Dir(n.of("", class))
 }
@@ -59,8 +60,8 @@ func (n CgroupNames) OfClass(class v1.PodQOSClass) string {
 // ofPod returns the pod's cgroup as a path from the root of the hierarchy.
 func (n CgroupNames) ofPod(pod *v1.Pod) string { return n.of(pod.UID, QOS(pod)) }
 
-// candidates returns the cgroups that the pod may have. The QoS class of a pod that is deleted from
-// the API is unknown.
+// candidates returns the cgroups that the pod may have. There are three, one for each QoS class, if the pod's
+// spec is unknown, because the pod was deleted from the API before the kubelet started.
 func (n CgroupNames) candidates(pod *v1.Pod) []string {
 	if len(pod.Spec.Containers) > 0 || pod.Status.QOSClass != "" {
 		return []string{n.ofPod(pod)}
@@ -72,7 +73,8 @@ func (n CgroupNames) candidates(pod *v1.Pod) []string {
 	return out
 }
 
-// parent returns the pod's cgroup in the runtime's naming scheme.
+// parent returns the pod's cgroup as the CRI's cgroupParent: the name of the slice with systemd, otherwise
+// the path.
 func (n CgroupNames) parent(pod *v1.Pod) string {
 	full := n.ofPod(pod)
 	if n.Platform.Systemd() {
@@ -81,6 +83,7 @@ func (n CgroupNames) parent(pod *v1.Pod) string {
 	return full
 }
 
+// of returns the cgroup of a pod with the UID and QoS class, as a path from the root of the hierarchy.
 func (n CgroupNames) of(uid types.UID, qos v1.PodQOSClass) string {
 	parts := []string{"kubepods"}
 	switch qos {

@@ -13,8 +13,9 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// qosWeights sets the total CPU weight of Burstable pods relative to Guaranteed pods, whose cgroups
-// are siblings, to their total requests. Otherwise a busy Guaranteed pod would starve them.
+// qosWeights updates the cgroup of all Burstable pods when pods change: its CPU weight is the sum of their
+// CPU requests, because the cgroups of Guaranteed pods are its siblings and a busy Guaranteed pod would
+// otherwise starve all Burstable pods. It also updates the memory protection of that cgroup.
 //
 // https://kubernetes.io/docs/concepts/workloads/pods/pod-qos/
 type qosWeights struct {
@@ -31,8 +32,8 @@ type qosWeights struct {
 	guaranteed, burstable int64
 }
 
-// update updates the weight to the current pods. It is called when the total requests of all pods
-// may have changed.
+// update sets the CPU weight and the memory protection for the current pods. It is called when the total
+// requests of all pods may have changed. After an error the next call retries.
 func (b *qosWeights) update() {
 	if b.limits.Cgroups == nil {
 		return
@@ -50,15 +51,15 @@ func (b *qosWeights) update() {
 		return
 	}
 	if err := b.limits.Cgroups.Set(name, cgroup.Resources{CPUShares: want}); err != nil {
-		b.log.Warn("setting CPU weight of the Burstable cgroup failed, retrying at the next pod change", "cgroup", name, "err", err)
+		b.log.Warn("setting CPU weight of the Burstable cgroup failed, Burstable pods keep their previous CPU share until the next pod change", "cgroup", name, "err", err)
 		return
 	}
 	b.written = want
 }
 
 // protectMemory sets the memory protection of the cgroups of all pods and of Burstable pods to the sum of
-// their pods, because a cgroup's protection is limited by that of its parent. The caller must hold
-// mu.
+// their pods, because a cgroup's protection is limited by that of its parent. active are the pods, and
+// burstable is the path of the Burstable cgroup. The caller must hold b.mu.
 func (b *qosWeights) protectMemory(active []*v1.Pod, burstable string) {
 	hard, soft := protectedMemory(active)
 	if hard == b.guaranteed && soft == b.burstable {
@@ -70,14 +71,14 @@ func (b *qosWeights) protectMemory(active []*v1.Pod, burstable string) {
 		err = b.limits.Cgroups.Set(burstable, cgroup.Resources{Unified: map[string]string{memoryLow: text(soft)}})
 	}
 	if err != nil {
-		b.log.Warn("setting memory protection of the Burstable cgroup failed, retrying at the next pod change", "cgroup", burstable, "err", err)
+		b.log.Warn("setting memory protection of the pod cgroups failed, requested memory may be reclaimed until the next pod change", "cgroup", burstable, "err", err)
 		return
 	}
 	b.guaranteed, b.burstable = hard, soft
 	b.metrics.MemoryProtected(hard, soft)
 }
 
-// burstableShares returns the CPU shares of all Burstable pods together.
+// burstableShares returns the CPU shares that correspond to the total CPU requests of the Burstable pods.
 func burstableShares(pods []*v1.Pod) uint64 {
 	var milli int64
 	for _, pod := range pods {

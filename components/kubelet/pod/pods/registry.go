@@ -23,8 +23,8 @@ type Registry struct {
 // NewRegistry returns a Registry without pods.
 func NewRegistry() *Registry { return &Registry{workers: map[types.UID]*worker{}} }
 
-// add adds a worker unless its pod has one. It returns the other pods that have not terminated, and
-// the pod's existing worker, or nil if w was added.
+// add adds a worker unless its pod already has one. others are the other pods that have not terminated, for
+// the admission. existing is the pod's existing worker, or nil if w was added.
 func (r *Registry) add(w *worker) (others []*v1.Pod, existing *worker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -38,15 +38,15 @@ func (r *Registry) add(w *worker) (others []*v1.Pod, existing *worker) {
 	return others, nil
 }
 
-// remove removes a worker when nothing of its pod is left.
+// remove removes a worker when its pod has terminated and everything of it is removed.
 func (r *Registry) remove(w *worker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.workers, w.uid)
 }
 
-// Changed makes the pod's worker update the status, because the mirror pod of a static pod has
-// changed.
+// Changed makes the worker of a static pod write the status again, because its mirror pod has appeared or
+// changed. uid is the UID of the static pod. An unknown UID is ignored.
 func (r *Registry) Changed(uid types.UID) {
 	w := r.worker(uid)
 	if w != nil {
@@ -54,8 +54,8 @@ func (r *Registry) Changed(uid types.UID) {
 	}
 }
 
-// RetryVolumes immediately retries failed setups and teardowns of volumes, because the cause of the
-// failures may have been removed.
+// RetryVolumes immediately retries failed setups and teardowns of volumes of all pods, because the cause of
+// the failures may have been removed: a CSI driver has registered.
 func (r *Registry) RetryVolumes() {
 	r.retry(func(w *worker) bool {
 		return w.machine.RetryNow()
@@ -89,7 +89,8 @@ func (r *Registry) all() []*worker {
 	return slices.Collect(maps.Values(r.workers))
 }
 
-// Refresh updates the volumes of the pods for which uses returns true.
+// Refresh updates the volumes of the pods for which uses returns true, because an object that they refer to
+// has changed.
 func (r *Registry) Refresh(uses func(*v1.Pod) bool) {
 	for _, w := range r.all() {
 		if uses(w.pod()) {
@@ -98,8 +99,8 @@ func (r *Registry) Refresh(uses func(*v1.Pod) bool) {
 	}
 }
 
-// Volumes returns a pod's volumes by name, or nil before they are set up. The result is shared and
-// must not be modified.
+// Volumes returns a pod's volumes by name. It returns nil if the pod is unknown, is terminating, or its
+// volumes are not set up. The result is shared and must not be modified.
 func (r *Registry) Volumes(uid types.UID) map[string]volume.Result {
 	w := r.worker(uid)
 	if w == nil {
@@ -123,8 +124,8 @@ func (r *Registry) Cgroup(uid types.UID) string {
 	return w.host.cgroups.ofPod(w.pod())
 }
 
-// Done returns a channel that is closed when nothing is left of the pod, or nil if there is no such
-// pod.
+// Done returns a channel that is closed when the pod has terminated and its containers, volumes and logs are
+// removed, or nil if there is no such pod.
 func (r *Registry) Done(uid types.UID) <-chan struct{} {
 	if w := r.worker(uid); w != nil {
 		return w.ends.done
@@ -132,8 +133,9 @@ func (r *Registry) Done(uid types.UID) <-chan struct{} {
 	return nil
 }
 
-// Cleaned returns a channel that is closed when nothing of the pod runs and its volumes are
-// removed, or if there is no such pod.
+// Cleaned returns a channel that is closed when no process of the pod runs and its volumes are removed.
+// Preemption, shutdown and the release of ResourceClaims wait for it. The channel is already closed if there
+// is no such pod.
 func (r *Registry) Cleaned(uid types.UID) <-chan struct{} {
 	if w := r.worker(uid); w != nil {
 		return w.ends.cleaned
@@ -143,7 +145,8 @@ func (r *Registry) Cleaned(uid types.UID) <-chan struct{} {
 	return none
 }
 
-// Remove removes a pod from the desired pods: it is terminated and everything of it is removed.
+// Remove removes a pod from the desired pods, because its source does not have it any more: the pod is
+// terminated, and its containers, volumes and logs are removed. An unknown UID is ignored.
 func (r *Registry) Remove(uid types.UID) {
 	w := r.worker(uid)
 	if w != nil {
@@ -172,7 +175,8 @@ func (r *Registry) RestartRemoved(uid types.UID) <-chan struct{} {
 	return w.ends.done
 }
 
-// Terminate terminates a pod by a decision of the kubelet, such as an eviction.
+// Terminate terminates a pod by a decision of the kubelet, such as an eviction. It does nothing if the pod is
+// unknown or already terminating.
 func (r *Registry) Terminate(uid types.UID, v *Verdict) {
 	w := r.worker(uid)
 	if w != nil {

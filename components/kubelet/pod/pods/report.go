@@ -27,7 +27,8 @@ type reporter struct {
 	// last is the latest status known from the API, and version its resource version.
 	last    *v1.PodStatus
 	version string
-	// want is the current status. dirty is set while the API does not have it.
+	// want is the status as computed last. dirty is set while the API does not have it, and busy while send
+	// is running.
 	want  v1.PodStatus
 	dirty bool
 	busy  bool
@@ -39,13 +40,13 @@ type reporter struct {
 	reportedPod *v1.Pod
 }
 
-// newReporter returns the reporter of a pod whose status in the API was written by an earlier
-// kubelet.
+// newReporter returns the reporter of a pod that starts from the status in pod, which an earlier kubelet may
+// have written.
 func newReporter(w *worker, pod *v1.Pod) reporter {
 	return reporter{worker: w, last: pod.Status.DeepCopy(), version: pod.ResourceVersion}
 }
 
-// startTime returns the pod's start time, or nil if it has not started.
+// startTime returns the start time in the pod's status, or nil if the kubelet has not started the pod yet.
 func (r *reporter) startTime() *metav1.Time {
 	if r.want.StartTime != nil {
 		return r.want.StartTime
@@ -53,7 +54,9 @@ func (r *reporter) startTime() *metav1.Time {
 	return r.last.StartTime
 }
 
-// observe updates the status known from the API, unless a newer one is known.
+// observe stores the status of a pod received from the API as the last known one, unless a newer one is
+// known. A rejected status may then be sent again. The status of static pods is ignored: it is that of the
+// mirror pod.
 func (r *reporter) observe(pod *v1.Pod) {
 	if client.Newer(pod.ResourceVersion, r.version) && !IsStatic(pod) {
 		r.halted = false
@@ -61,10 +64,10 @@ func (r *reporter) observe(pod *v1.Pod) {
 	}
 }
 
-// settled reports whether the API has the current status.
+// settled reports whether there is no status to send: the API has the current one or has rejected it.
 func (r *reporter) settled() bool { return r.halted || !r.dirty && !r.busy }
 
-// statusInput returns the current input of podstate.Status. The caller must hold mu.
+// statusInput returns the current input of podstate.Status. The caller must hold the worker's mu.
 func (r *reporter) statusInput(now time.Time) podstate.StatusInput {
 	w, m, h := r.worker, r.worker.machine, r.worker.host
 	in := podstate.StatusInput{
@@ -99,7 +102,9 @@ func (r *reporter) statusInput(now time.Time) podstate.StatusInput {
 	return in
 }
 
-// update computes the status and sends it if it has changed. The caller must hold mu.
+// update computes the status, notifies the Observer, and starts send if the API has another status and no
+// request is in progress. Without an API server, and for a pod that was removed from its source, nothing is
+// sent. The caller must hold the worker's mu.
 func (r *reporter) update(ctx context.Context, now time.Time) {
 	w, m, h := r.worker, r.worker.machine, r.worker.host
 	if IsStatic(m.Pod) {
@@ -137,7 +142,8 @@ func (r *reporter) update(ctx context.Context, now time.Time) {
 	w.wait.Go(func() { r.send(ctx) })
 }
 
-// reportIPFamilyChange emits an event if the IP family of the node's address has changed.
+// reportIPFamilyChange emits an event if the host IPs before and now belong to different IP families. Invalid
+// addresses are ignored.
 func (r *reporter) reportIPFamilyChange(before, now string) {
 	old, errOld := netip.ParseAddr(before)
 	fresh, errNew := netip.ParseAddr(now)
@@ -161,7 +167,9 @@ const (
 	maxSendPause = 10 * time.Second
 )
 
-// send patches the status until the API has the current one.
+// send patches the status of the pod, or of the mirror pod of a static pod, until the API has the current
+// one. It returns early if the API server has rejected it, the pod was removed, or ctx is done. After other
+// errors it retries with a back-off.
 func (r *reporter) send(ctx context.Context) {
 	w := r.worker
 	pause := minSendPause
@@ -199,8 +207,9 @@ func (r *reporter) send(ctx context.Context) {
 	}
 }
 
-// sent handles the result of a patch to the status want. pause is the back-off after an error. The
-// caller must hold mu.
+// sent records the result of the patch to the status want: result is the patched pod, or err is not nil.
+// pause is the back-off before the next attempt after an error. A rejected status is not sent again until it
+// changes. The caller must hold the worker's mu.
 func (r *reporter) sent(ctx context.Context, want *v1.PodStatus, result *v1.Pod, err error, pause time.Duration) {
 	w := r.worker
 	switch {
@@ -220,18 +229,18 @@ func (r *reporter) sent(ctx context.Context, want *v1.PodStatus, result *v1.Pod,
 		// that.
 		r.halted = true
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err) && pause > 5*time.Second:
-		w.log.Error("API server rejected pod status, sending it again when it changes", "err", err)
+		w.log.Error("API server rejected pod status, the API shows an outdated status until it changes again", "err", err)
 		r.halted, r.refused = true, want
 	default:
 		if ctx.Err() == nil {
-			w.log.Warn("patching pod status failed, will retry", "err", err)
+			w.log.Warn("patching pod status failed, the API shows an outdated status until a retry succeeds", "retryIn", pause, "err", err)
 		}
 	}
 }
 
-// mirrorPod returns the mirror pod of a static pod, or nil if there is none. It takes the status
-// known from the API from the mirror pod, because a recreated one has no status. The caller must
-// hold mu.
+// mirrorPod returns the mirror pod of a static pod, or nil if there is none. It also stores the status of the
+// mirror pod as the last known one, because a recreated mirror pod has no status. The caller must hold the
+// worker's mu.
 func (r *reporter) mirrorPod() *v1.Pod {
 	if r.worker.host.Mirror == nil {
 		return nil
@@ -243,8 +252,8 @@ func (r *reporter) mirrorPod() *v1.Pod {
 	return pod
 }
 
-// statusPatch returns the strategic merge patch between two statuses. The patch applies only to the
-// pod with the UID.
+// statusPatch returns the strategic merge patch from the status last to the status want. It contains the UID,
+// so that the API server rejects it for another pod of the same name.
 func statusPatch(uid types.UID, last, want *v1.PodStatus) ([]byte, error) {
 	encode := func(s *v1.PodStatus, id types.UID) ([]byte, error) {
 		return json.Marshal(v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: id}, Status: *s})

@@ -18,7 +18,9 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// resize executes podmachine.ResizePod.
+// resize is the operation podmachine.ResizePod: it resizes the running pod, reports the result to the
+// machine, and emits the events that the machine decides on. A completed resize lets deferred resizes of
+// other pods be retried.
 func (w *worker) resize(ctx context.Context, req *podmachine.ResizeRequest) {
 	began := time.Now()
 	result := w.host.resizer.resize(ctx, req, func() {
@@ -47,7 +49,8 @@ func (w *worker) resize(ctx context.Context, req *podmachine.ResizeRequest) {
 	})
 }
 
-// containerLimits returns the limits that a container should have.
+// containerLimits returns the CPU and memory limits that a container's cgroup should have according to the
+// pod spec. The machine compares them with the actual ones to detect a resize.
 func (l *limiter) containerLimits(pod *v1.Pod, c *v1.Container) podstate.Resources {
 	r := l.containerResources(pod, c)
 	return podstate.Resources{CPUShares: r.CpuShares, CPUQuota: r.CpuQuota, CPUPeriod: r.CpuPeriod, MemoryLimit: r.MemoryLimitInBytes}
@@ -70,7 +73,8 @@ type resizedContainer struct {
 	want *runtimeapi.LinuxContainerResources
 }
 
-// resizedContainers returns the containers of a resize with their new resources.
+// resizedContainers returns the containers of a resize with their new resources in the CRI's format.
+// Containers that the pod spec does not have are omitted.
 func (r *resizer) resizedContainers(req *podmachine.ResizeRequest) []resizedContainer {
 	var out []resizedContainer
 	for _, c := range req.Containers {
@@ -91,11 +95,12 @@ func (r *resizer) resizedContainers(req *podmachine.ResizeRequest) []resizedCont
 	return out
 }
 
-// resize sets the limits of the pod's cgroup and its containers. An increased pod limit is set
-// before those of the containers, a decreased one after them. If containers must be restarted, the
-// pod limit is only increased, because they use more until they have exited. The runtime gets the
-// new resources of the sandbox and may reject them. begins is called when the resize is known to
-// fit.
+// resize sets the limits of the pod's cgroup and its containers, and returns the resulting state:
+// PodResizePending if the resize does not fit on the node, otherwise PodResizeInProgress, with a reason after
+// an error. It calls begins when the resize is known to fit. An increased pod limit is set before those of
+// the containers, a decreased one after them. If containers must be restarted, the pod limit is only
+// increased, because they use more until they have exited. The runtime gets the new resources of the sandbox
+// and may reject them.
 func (r *resizer) resize(ctx context.Context, req *podmachine.ResizeRequest, begins func()) podmachine.ResizeState {
 	pod, list := req.Pod, r.resizedContainers(req)
 	if !req.Granted {
@@ -156,7 +161,8 @@ func (r *resizer) resize(ctx context.Context, req *podmachine.ResizeRequest, beg
 }
 
 // updateSandboxResources passes the new resources of a pod to the runtime: a runtime that runs the pod in a
-// virtual machine must resize it. Runtimes need not support the call.
+// virtual machine must resize it. box is the ID of the sandbox, or "" if there is none. A runtime that does
+// not support the call is no error.
 func (r *resizer) updateSandboxResources(ctx context.Context, pod *v1.Pod, box string) error {
 	if box == "" {
 		return nil
@@ -170,8 +176,8 @@ func (r *resizer) updateSandboxResources(ctx context.Context, pod *v1.Pod, box s
 	return fmt.Errorf("the runtime refuses to resize the pod: %s", cri.Message(err))
 }
 
-// retryResizes immediately retries deferred resizes because resources were freed. trigger is the
-// reason for metrics.
+// retryResizes immediately retries the deferred resizes of all pods because resources were freed. trigger is
+// the reason in the metrics.
 func (r *Registry) retryResizes(trigger string) {
 	r.retry(func(w *worker) bool {
 		return w.machine.Operation == podmachine.None && w.machine.Resize.RetryNow(trigger)

@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// podResourceUse describes the resources that a pod uses and those that its resize requests.
+// podResourceUse has the resources that a pod uses and, if a resize of the pod is deferred, those that the
+// resize requests.
 type podResourceUse struct {
 	pod       *v1.Pod
 	used      v1.ResourceList // used resources
@@ -24,8 +25,9 @@ type podResourceUse struct {
 	since     time.Time // when the resize was deferred
 }
 
-// resourceUse returns the claims of all pods that have not terminated and are not deleted. A pod with a
-// pending resize uses its actual resources. A resize counts only if the pod is not terminating.
+// resourceUse returns the resource use of all pods that have not terminated and were not removed from their
+// source. A pod with a pending resize uses its actual resources. A deferred resize counts only if the pod is
+// not terminating.
 func (r *Registry) resourceUse() []podResourceUse {
 	workers := r.all()
 	var out []podResourceUse
@@ -50,13 +52,15 @@ func (r *Registry) resourceUse() []podResourceUse {
 	return out
 }
 
-// before compares deferred resizes: by priority, then by QoS class, then by time.
+// before compares deferred resizes: by priority, then by QoS class, then by time. It returns a negative
+// number if c gets free resources before d.
 func (c *podResourceUse) before(d *podResourceUse) int {
 	class := map[v1.PodQOSClass]int{v1.PodQOSGuaranteed: 0, v1.PodQOSBurstable: 1, v1.PodQOSBestEffort: 2}
 	return cmp.Or(cmp.Compare(d.priority, c.priority), cmp.Compare(class[QOS(c.pod)], class[QOS(d.pod)]), c.since.Compare(d.since), cmp.Compare(c.pod.UID, d.pod.UID))
 }
 
-// podWithActualResources returns a pod with its actual resources, or nil if it does not exist.
+// podWithActualResources returns a pod with the resources that its containers have now, which differ from its
+// spec during a resize. It returns nil if the pod is unknown.
 func (r *Registry) podWithActualResources(uid types.UID) *v1.Pod {
 	w := r.worker(uid)
 	if w == nil {
@@ -67,7 +71,8 @@ func (r *Registry) podWithActualResources(uid types.UID) *v1.Pod {
 	return w.machine.Resize.Actual(w.machine.Pod)
 }
 
-// requestChanges reports whether the request of a resource changes for a container of the pod.
+// requestChanges reports whether a resize to the spec of pod changes the request of the resource for one of
+// its containers. It also returns true if the pod is unknown.
 func (r *resizer) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
 	has := r.registry.podWithActualResources(pod.UID)
 	if has == nil {
@@ -85,9 +90,9 @@ func (r *resizer) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
 	return differs(pod.Spec.InitContainers, has.Spec.InitContainers) || differs(pod.Spec.Containers, has.Spec.Containers)
 }
 
-// swapLimitChanges reports whether the memory request of a running container changes and thereby its
-// swap limit. A container that is restarted for the resize is excluded, because it gets its new
-// limit then.
+// swapLimitChanges reports whether a resize changes the memory request of a running container and thereby its
+// swap limit, which cannot be changed in place. Containers that are restarted for the resize are ignored,
+// because they get their new limit then.
 func (r *resizer) swapLimitChanges(pod *v1.Pod) bool {
 	has := r.registry.podWithActualResources(pod.UID)
 	if has == nil || !r.limits.LimitedSwap {
@@ -110,8 +115,8 @@ func resizeRequiresRestart(c *v1.Container, name v1.ResourceName) bool {
 	return slices.Contains(c.ResizePolicy, v1.ContainerResizePolicy{ResourceName: name, RestartPolicy: v1.RestartContainer})
 }
 
-// OtherPods returns the pods that have not terminated, except one, with their actual resources.
-// Pending resizes do not count.
+// OtherPods returns the active pods except that with the UID. A pod with a pending resize has its actual
+// resources.
 func (r *Registry) OtherPods(uid types.UID) []*v1.Pod {
 	var out []*v1.Pod
 	for _, w := range r.all() {
@@ -122,8 +127,9 @@ func (r *Registry) OtherPods(uid types.UID) []*v1.Pod {
 	return out
 }
 
-// checkFit returns why a resized pod does not fit on the node; reason is empty if it fits. Deferred
-// resizes that precede it get free resources first.
+// checkFit checks whether the resources of pod after its resize fit on the node. reason is empty if they do,
+// PodReasonInfeasible if they never will, and PodReasonDeferred if they may fit later. Deferred resizes of
+// pods that precede it get free resources first.
 func (r *resizer) checkFit(pod *v1.Pod) (reason, message string) {
 	if QOS(pod) == v1.PodQOSGuaranteed {
 		if r.limits.StaticCPUs && r.requestChanges(pod, v1.ResourceCPU) {
@@ -188,7 +194,7 @@ func (r *resizer) checkFit(pod *v1.Pod) (reason, message string) {
 	return "", ""
 }
 
-// units converts to millicores or bytes.
+// units converts an amount in thousandths to the unit of messages: millicores for CPU, bytes for memory.
 func units(name v1.ResourceName, milli int64) int64 {
 	if name == v1.ResourceCPU {
 		return milli

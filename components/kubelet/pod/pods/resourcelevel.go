@@ -16,8 +16,8 @@ import (
 
 const minMilliCPULimit = 10 // minQuota in the default period
 
-// statusResources returns the pod-level resources for the status: the actual ones and the allocated
-// requests. The caller must hold mu.
+// statusResources returns the pod-level resources for the status: has are the actual ones, and given are the
+// allocated requests. The caller must hold the worker's mu.
 //
 // https://kep.k8s.io/5419
 func (r *reporter) statusResources() (has *v1.ResourceRequirements, given v1.ResourceList) {
@@ -59,9 +59,10 @@ func (r *reporter) statusResources() (has *v1.ResourceRequirements, given v1.Res
 	return has, given
 }
 
-// checkMemoryUsage checks that no memory limit is decreased below the current usage, because the kernel would
-// kill the container. With restart, the pod is checked only after the containers to restart have
-// exited.
+// checkMemoryUsage returns an error if a resize would decrease a memory limit below the current usage of the
+// pod or of a container of list, because the kernel would kill a process. final are the pod's new resources.
+// With restart, only containers are checked, because the pod's limit decreases only after the containers to
+// restart have exited.
 func (r *resizer) checkMemoryUsage(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []resizedContainer, restart bool) error {
 	var errs []error
 	if r.limits.Cgroups != nil && final.MemoryLimit > 0 && !restart {

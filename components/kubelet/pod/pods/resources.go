@@ -10,7 +10,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// QOS returns the pod's quality of service class.
+// QOS returns the pod's quality of service class: that of its status, or computed from its spec if the status
+// has none.
 func QOS(pod *v1.Pod) v1.PodQOSClass {
 	if pod.Status.QOSClass != "" {
 		return pod.Status.QOSClass
@@ -46,6 +47,8 @@ func QOS(pod *v1.Pod) v1.PodQOSClass {
 	return v1.PodQOSBurstable
 }
 
+// Bounds of CPU shares and of the CPU quota in microseconds per period, as in upstream. guaranteed and
+// bestEffort are the oom_score_adj of containers of these QoS classes.
 const (
 	minShares  = 2
 	maxShares  = 262144
@@ -54,7 +57,7 @@ const (
 	bestEffort = 1000
 )
 
-// shares converts a CPU request to CPU shares.
+// shares converts a CPU request in millicores to CPU shares.
 func shares(milli int64) int64 {
 	if milli == 0 {
 		return minShares
@@ -62,7 +65,8 @@ func shares(milli int64) int64 {
 	return min(max(milli*1024/1000, minShares), maxShares)
 }
 
-// quota converts a CPU limit to microseconds per period. 0 means no limit.
+// quota converts a CPU limit in millicores to microseconds per period. period is in microseconds. 0 means no
+// limit.
 func quota(milli, period int64) int64 {
 	if milli == 0 {
 		return 0
@@ -70,8 +74,9 @@ func quota(milli, period int64) int64 {
 	return max(milli*period/1000, minQuota)
 }
 
-// oomScore returns the oom_score_adj of a container, which determines the order in which the kernel
-// kills processes when memory is exhausted.
+// oomScore returns the oom_score_adj of a container, which determines the order in which the kernel kills
+// processes when memory is exhausted: the larger the memory request, the later. capacity is the machine's
+// memory in bytes.
 func oomScore(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	if podutil.Priority(pod) >= podutil.SystemCritical {
 		return guaranteed
@@ -125,7 +130,7 @@ func limitsOf(pod *v1.Pod, c *v1.Container) v1.ResourceList {
 	return out
 }
 
-// limiter computes the cgroup limits of pods and containers. It is pure.
+// limiter computes the cgroup limits of pods and containers from their specs. It changes nothing on the node.
 type limiter struct {
 	Limits
 	platform    *Platform
@@ -153,8 +158,8 @@ func (l *limiter) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
 	return l.memoryHighBytes(request, most)
 }
 
-// podResources returns the resources of the pod's cgroup. A limit is set only if every container
-// has one.
+// podResources returns the resources of the pod's cgroup. A CPU or memory limit is set only if every
+// container has one. There is no CPU limit if a container has exclusive CPUs.
 func (l *limiter) podResources(pod *v1.Pod) cgroup.Resources {
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	limits := resource.PodLimits(pod, resource.PodResourcesOptions{})

@@ -20,6 +20,7 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
+// namespaces returns which namespaces of the node, the pod or the container the pod's processes use.
 func (t *translator) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
 	o := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
 	if pod.Spec.HostNetwork {
@@ -41,7 +42,8 @@ func (t *translator) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error
 	return o, nil
 }
 
-// userNamespace returns the user namespace of a pod, or nil if it uses the host's.
+// userNamespace returns the ID mappings of the pod's user namespace, or nil if the pod uses that of the host.
+// It allocates a range of IDs for the pod on the first call.
 func (t *translator) userNamespace(pod *v1.Pod) (*runtimeapi.UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return nil, nil
@@ -49,6 +51,8 @@ func (t *translator) userNamespace(pod *v1.Pod) (*runtimeapi.UserNamespace, erro
 	return t.security.Users.For(filepath.Dir(t.volumes.PodDir(pod.UID)), pod.UID)
 }
 
+// sandboxSecurity returns the security context of the pod's sandbox. The sandbox is privileged if one of the
+// containers is.
 func (t *translator) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
 	options, err := t.namespaces(pod)
 	if err != nil {
@@ -73,6 +77,7 @@ func (t *translator) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecur
 	return out, nil
 }
 
+// anyPrivileged reports whether an init or app container of the pod is privileged.
 func anyPrivileged(pod *v1.Pod) bool {
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
@@ -84,6 +89,7 @@ func anyPrivileged(pod *v1.Pod) bool {
 	return false
 }
 
+// groups returns the supplemental groups of the pod's containers, including its fsGroup.
 func groups(pod *v1.Pod) []int64 {
 	sc := pod.Spec.SecurityContext
 	if sc == nil {
@@ -110,7 +116,8 @@ func selinux(o *v1.SELinuxOptions) *runtimeapi.SELinuxOption {
 	return &runtimeapi.SELinuxOption{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level}
 }
 
-// effective merges the security contexts of the pod and the container.
+// effective returns the security context of a container. Fields that the container does not set are those of
+// the pod. The result is a copy.
 func effective(pod *v1.Pod, c *v1.Container) *v1.SecurityContext {
 	out := &v1.SecurityContext{}
 	if c.SecurityContext != nil {
@@ -141,7 +148,8 @@ func effective(pod *v1.Pod, c *v1.Container) *v1.SecurityContext {
 	return out
 }
 
-// verifyNonRoot returns an error if a container has runAsNonRoot but would run as root.
+// verifyNonRoot returns an error if a container has runAsNonRoot but would run as root, or if that cannot be
+// verified because the image's user is a name. The container is then not created.
 func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image) error {
 	sc := effective(pod, c)
 	if !ptr.Deref(sc.RunAsNonRoot, false) {
@@ -165,6 +173,9 @@ func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image) error 
 	return nil
 }
 
+// containerSecurity returns the security context of a container. image is the container's image, whose user
+// applies if the pod specifies none. target is the ID of the container whose process namespace is shared, or
+// "".
 func (t *translator) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image, target string) (*runtimeapi.LinuxContainerSecurityContext, error) {
 	sc := effective(pod, c)
 	options, err := t.namespaces(pod)
@@ -218,6 +229,8 @@ func (t *translator) containerSecurity(pod *v1.Pod, c *v1.Container, image *runt
 	return out, nil
 }
 
+// seccomp returns the seccomp profile of a container. A container without one is unconfined, or uses
+// RuntimeDefault if the kubelet is configured to do that.
 func (t *translator) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
 	out := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
 	if t.security.SeccompDefault {
@@ -239,6 +252,7 @@ func (t *translator) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile
 	return out
 }
 
+// apparmor returns the AppArmor profile of a container, or nil for the runtime's default.
 func apparmor(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
 	p := sc.AppArmorProfile
 	if p == nil {

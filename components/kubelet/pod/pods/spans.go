@@ -19,8 +19,9 @@ const (
 	spanTerminated  = "syncTerminatedPod"
 )
 
-// span starts a span of an operation on a pod that began at began; the zero time means now. Calls
-// with the returned context are part of the span. end must be called.
+// span starts a trace span for an operation on a pod that began at began; the zero time means now. kind is an
+// attribute of the span unless it is "". Calls with the returned context are part of the span. The caller
+// must call end with the result of the operation. Without a tracer, span returns ctx.
 func (h *host) span(ctx context.Context, pod *v1.Pod, name string, kind telemetry.Operation, began time.Time) (spanned context.Context, end func(error)) {
 	if h.Tracer == nil {
 		return ctx, func(error) {}

@@ -21,7 +21,7 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// Reasons of waiting containers.
+// Reasons of containers in the state Waiting whose creation, start or postStart hook has failed.
 const (
 	createContainerConfigError = "CreateContainerConfigError"
 	createContainerError       = "CreateContainerError"
@@ -33,8 +33,9 @@ const (
 // it earlier.
 const startRetryInterval = 10 * time.Second
 
-// startContainer pulls the image, creates and starts one container, and runs its postStart hook. If
-// it returns an error, the container's slot has the reason.
+// startContainer pulls the image, creates and starts one container, and runs its postStart hook. If it
+// returns an error, the container's slot has the reason and the time of the retry, unless ctx is done or the
+// runtime is unavailable.
 func (w *starter) startContainer(ctx context.Context, s podstate.Start) error {
 	c, kind := podstate.Find(w.pod, s.Name)
 	if c == nil {
@@ -45,9 +46,8 @@ func (w *starter) startContainer(ctx context.Context, s podstate.Start) error {
 	return err
 }
 
-// attempt is one attempt to create and start a container. Its steps return nil, the error of fail,
-// or an error that is not related to the container: the context is done or the runtime is
-// unavailable.
+// attempt is one attempt to create and start a container. Its steps return nil, a startFailure, or an error
+// that is not related to the container: the context is done or the runtime is unavailable.
 type attempt struct {
 	*starter
 	start     podstate.Start
@@ -55,6 +55,8 @@ type attempt struct {
 	kind      podstate.Kind
 }
 
+// run creates the container unless the plan has one that was created before, starts it when the pod's network
+// policies are in force, and runs the postStart hook.
 func (a *attempt) run(ctx context.Context) error {
 	a.mu.Lock()
 	box := a.machine.Containers.Observed.Sandbox()
@@ -95,7 +97,9 @@ func (a *attempt) run(ctx context.Context) error {
 	return nil
 }
 
-// createContainer creates the container, and returns its ID and configuration.
+// createContainer pulls the images, removes a stale container of the same attempt, and creates the container
+// in the sandbox box when the pod's network policies are in force. ips are the pod's addresses, and volumes
+// its volumes by name. It returns the container's ID and configuration.
 func (a *attempt) createContainer(ctx context.Context, box *podstate.Sandbox, ips []string, volumes map[string]volume.Result) (string, *runtimeapi.ContainerConfig, error) {
 	sandbox, err := a.host.configs.sandboxConfig(a.pod, box.Attempt)
 	if err != nil {
@@ -129,7 +133,9 @@ func (a *attempt) createContainer(ctx context.Context, box *podstate.Sandbox, ip
 	return id, cfg, err
 }
 
-// image makes the images present and returns that of the container.
+// image pulls the container's image and the images of its image volumes if required, and returns the
+// reference of the container's image in the runtime. A failure emits an event and is retried when the image's
+// back-off ends.
 func (a *attempt) image(ctx context.Context, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
 	image, err := a.ensureImage(ctx, sandbox, volumes)
 	var failed *images.Error
@@ -144,8 +150,9 @@ func (a *attempt) image(ctx context.Context, sandbox *runtimeapi.PodSandboxConfi
 	return "", a.fail(ctx, failed.Reason, failed.Message, retry)
 }
 
-// create creates the container and returns its ID. The call uses the context call, so that it
-// completes even if ctx is cancelled.
+// create creates the container and returns its ID. ctx is the context of the operation, and call that of the
+// runtime call, which completes even if ctx is cancelled. After a failure the worker reads the state from the
+// runtime, because the container may exist nevertheless.
 func (a *attempt) create(ctx, call context.Context, req *runtimeapi.CreateContainerRequest) (string, error) {
 	created, err := a.host.CRI.Runtime.CreateContainer(call, req)
 	if err != nil {
@@ -168,9 +175,9 @@ func (a *attempt) create(ctx, call context.Context, req *runtimeapi.CreateContai
 	return created.ContainerId, nil
 }
 
-// startCreated starts the created container and gets its state. The call completes even if ctx is
-// cancelled. ended is true if an earlier kubelet has started the container and it has already
-// exited.
+// startCreated starts the created container id in the sandbox and observes its state. The call of the runtime
+// completes even if ctx is cancelled. ended is true if a call of an earlier kubelet has started the container
+// and it has already exited.
 func (a *attempt) startCreated(ctx context.Context, id, sandbox string, cfg *runtimeapi.ContainerConfig) (ended bool, err error) {
 	call, cancel := uncancelled(ctx)
 	defer cancel()
@@ -214,7 +221,8 @@ func (a *attempt) startCreated(ctx context.Context, id, sandbox string, cfg *run
 	return false, a.fail(ctx, runContainerError, cri.Message(startErr), retry)
 }
 
-// started emits the event and calls the hook of a started container.
+// started emits the Started event of the container id and notifies the ResourceManager. cfg is the
+// configuration that the container was created from.
 func (a *attempt) started(ctx context.Context, id string, cfg *runtimeapi.ContainerConfig) {
 	a.host.event(a.pod, a.start.Name, false, "Started", "Container started")
 	if a.host.Resources != nil {
@@ -222,8 +230,8 @@ func (a *attempt) started(ctx context.Context, id string, cfg *runtimeapi.Contai
 	}
 }
 
-// fail records in the container's slot why and until when it waits; the zero time means
-// indefinitely. It returns an error with the same text.
+// fail records in the container's slot why it waits and until when; the zero time means that only the restart
+// back-off applies. Nothing is recorded if ctx is done. It returns a startFailure.
 func (a *attempt) fail(ctx context.Context, reason, message string, retryAt time.Time) error {
 	if ctx.Err() == nil {
 		a.update(func() {
@@ -233,8 +241,8 @@ func (a *attempt) fail(ctx context.Context, reason, message string, retryAt time
 	return &startFailure{reason, message}
 }
 
-// failWithEvent is fail with an event and a retry after retryStart. It returns ctx's error if ctx is done,
-// because the failure is not related to the container then.
+// failWithEvent is fail with an event and a retry after startRetryInterval. It returns ctx's error if ctx is
+// done, because the failure is not related to the container then.
 func (a *attempt) failWithEvent(ctx context.Context, reason, message string) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -243,10 +251,13 @@ func (a *attempt) failWithEvent(ctx context.Context, reason, message string) err
 	return a.fail(ctx, reason, message, time.Now().Add(startRetryInterval))
 }
 
-// policyTimeout is how long a container waits for its pod's network policies to be in force.
+// policyTimeout is how long the start of a container waits for its pod's network policies to be in force.
+// After that, the start fails and is retried.
 const policyTimeout = 30 * time.Second
 
-// waitForPolicies returns when the pod's network policies are in force for its addresses.
+// waitForPolicies returns nil when the pod's network policies are in force for its addresses ips, so that its
+// containers never run without them. It returns an error after policyTimeout. Pods on the host network do not
+// wait.
 func (h *host) waitForPolicies(ctx context.Context, pod *v1.Pod, ips []string) error {
 	if h.Policies == nil || pod.Spec.HostNetwork {
 		return nil
@@ -269,8 +280,9 @@ func (a *attempt) removeStale(ctx context.Context) error {
 	return nil
 }
 
-// observeCreated adds a container that was just created to the observed state. From then on the restart
-// back-off applies to that container; before, its start would be attributed to its predecessor.
+// observeCreated adds the container id, which was just created in the sandbox, to the observed state. From
+// then on the restart back-off applies to that container; before, its start would be attributed to its
+// predecessor. If its state cannot be read, the worker reads everything in its next step.
 func (a *attempt) observeCreated(ctx context.Context, id, sandbox string) error {
 	st, err := a.host.CRI.Container(ctx, id)
 	if err != nil {
@@ -285,7 +297,8 @@ func (a *attempt) observeCreated(ctx context.Context, id, sandbox string) error 
 	return nil
 }
 
-// postStart runs the postStart hook of the started container, and stops the container if it fails.
+// postStart runs the postStart hook of the started container. If the hook fails, it stops the container,
+// waits until it has exited, and returns a startFailure.
 func (a *attempt) postStart(ctx context.Context, id string) error {
 	c := a.container
 	a.mu.Lock()
@@ -312,7 +325,8 @@ func (a *attempt) postStart(ctx context.Context, id string) error {
 	return a.fail(ctx, postStartHookError, err.Error(), time.Time{})
 }
 
-// target returns the ID of the target container of an ephemeral container.
+// target returns the ID of the container whose process namespace an ephemeral container shares
+// (targetContainerName), or "".
 func (a *attempt) target() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -327,7 +341,9 @@ func (a *attempt) target() string {
 	return ""
 }
 
-// ensureImage makes the container's image and the images of its image volumes present.
+// ensureImage pulls the container's image and the images of its image volumes if their pull policies require
+// it. It returns the reference of the container's image in the runtime. sandbox is the configuration of the
+// pod's sandbox, and volumes are the pod's volumes by name.
 func (a *attempt) ensureImage(ctx context.Context, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
 	pod, c := a.pod, a.container
 	var secrets []*v1.Secret
@@ -392,11 +408,13 @@ func (a *attempt) ensureImage(ctx context.Context, sandbox *runtimeapi.PodSandbo
 	return ensure(c.Image, policy)
 }
 
+// pullAccount identifies a ServiceAccount in the record of pulled images.
 func pullAccount(a *v1.ServiceAccount) *kubeletv1beta1.ImagePullServiceAccount {
 	return &kubeletv1beta1.ImagePullServiceAccount{UID: string(a.UID), Namespace: a.Namespace, Name: a.Name}
 }
 
-// linkLog creates the link by which log collectors find a container's log.
+// linkLog creates the link by which log collectors find the log of the container id. An error is only logged,
+// because containers run without links.
 func (l *logFiles) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
 	if l.Containers == "" {
 		return
@@ -411,6 +429,8 @@ func (l *logFiles) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
 	}
 }
 
+// logLink returns the path of the link to the log of the container id. The name is truncated to the maximum
+// length of a file name.
 func (l *logFiles) logLink(pod *v1.Pod, container, id string) string {
 	name := strings.Join([]string{pod.Name, pod.Namespace, container}, "_")
 	if len(name) > 250-len(id)-5 {

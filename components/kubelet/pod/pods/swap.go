@@ -4,8 +4,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// swapFile limits the swap of a container in bytes. On cgroup v1 the limit of memory and swap
-// together defaults to the memory limit.
+// swapFile is the cgroup v2 file that limits the swap of a container, in bytes. On cgroup v1 the limit of
+// memory and swap together defaults to the memory limit.
 const swapFile = "memory.swap.max"
 
 // swapLimit returns the swap limit of a container in bytes, and false if swap is not configured. A
@@ -24,11 +24,13 @@ func (l *limiter) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
 	return int64(float64(request) / float64(l.MemoryCapacity) * float64(l.Swap())), true
 }
 
-// swapDependsOnRequest reports whether a container's swap limit is determined by its memory request.
+// swapDependsOnRequest reports whether a container's swap limit is proportional to its memory request: swap
+// is configured, and the container belongs to a Burstable pod that is not critical and has a memory request
+// that differs from its limit.
 func (l *limiter) swapDependsOnRequest(pod *v1.Pod, c *v1.Container) bool {
 	return l.swapConfigured() && !IsCritical(pod) && QOS(pod) == v1.PodQOSBurstable &&
 		!c.Resources.Requests.Memory().Equal(*c.Resources.Limits.Memory())
 }
 
-// swapConfigured reports whether the swap of containers is limited.
+// swapConfigured reports whether the kubelet limits the swap of containers and the kernel supports that.
 func (l *limiter) swapConfigured() bool { return l.Swap != nil && l.platform.SwapAccounting() }

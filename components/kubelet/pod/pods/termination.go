@@ -19,14 +19,14 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 )
 
-// terminator executes the steps of a pod's termination after its containers have been stopped. The
-// steps are idempotent.
+// terminator executes the steps of a pod's termination after its containers have been stopped. A failed step
+// is retried, so all steps are idempotent.
 type terminator struct {
 	*worker
 	pod *v1.Pod
 }
 
-// run executes one step.
+// run executes the step of the termination that kind names.
 func (w *terminator) run(ctx context.Context, kind podmachine.OperationKind) error {
 	switch kind {
 	case podmachine.StopSandboxes:
@@ -46,7 +46,8 @@ func (w *terminator) run(ctx context.Context, kind podmachine.OperationKind) err
 	}
 }
 
-// stopSandboxes stops the pod's sandboxes.
+// stopSandboxes stops the pod's sandboxes. It returns errStillRunning if an interrupted operation has left a
+// running container, so that the containers are stopped again.
 func (w *terminator) stopSandboxes(ctx context.Context) (err error) {
 	w.mu.Lock()
 	began := w.timing.terminationStarted
@@ -76,7 +77,8 @@ func (w *terminator) stopSandboxes(ctx context.Context) (err error) {
 // cgroupRemovalTimeout is how long the last processes of a pod may take to leave its cgroup.
 const cgroupRemovalTimeout = 5 * time.Second
 
-// tearDown releases the pod's devices and removes its volumes and cgroup.
+// tearDown releases the pod's ResourceClaims and devices, and removes its volumes and cgroup. It returns an
+// error that wraps errStillRunning if a process remains in the cgroup for cgroupRemovalTimeout.
 func (w *terminator) tearDown(ctx context.Context) (err error) {
 	began := time.Now()
 	ctx, end := w.host.span(ctx, w.pod, spanTerminated, "", began)
@@ -108,7 +110,8 @@ func (w *terminator) tearDown(ctx context.Context) (err error) {
 	return nil
 }
 
-// deleteObject deletes the API object of a terminated pod that has a deletion timestamp.
+// deleteObject deletes the API object of a terminated pod that has a deletion timestamp. An object that is
+// already deleted or replaced by another pod of the same name is no error.
 func (w *terminator) deleteObject(ctx context.Context) error {
 	pod := w.pod
 	zero := int64(0)
@@ -123,7 +126,8 @@ func (w *terminator) deleteObject(ctx context.Context) error {
 	return nil
 }
 
-// removeContainersAndLogs removes sandboxes, containers and logs.
+// removeContainersAndLogs removes the sandboxes, containers and logs of a terminated pod. It kills containers
+// that still run.
 func (w *terminator) removeContainersAndLogs(ctx context.Context) error {
 	pod := w.pod
 	obs, err := w.host.CRI.Observe(ctx, w.uid)
@@ -156,16 +160,17 @@ func (w *terminator) removeContainersAndLogs(ctx context.Context) error {
 	return nil
 }
 
+// unlinkLog removes the link to the log of the container id.
 func (l *logFiles) unlinkLog(pod *v1.Pod, container, id string) {
 	if l.Containers == "" {
 		return
 	}
 	if err := os.Remove(l.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		l.log.Debug("removing link to container log failed", "path", filepath.Base(l.logLink(pod, container, id)), "containerID", id, "err", err)
+		l.log.Debug("removing link to container log failed, leaving a dangling link", "path", filepath.Base(l.logLink(pod, container, id)), "containerID", id, "err", err)
 	}
 }
 
-// removeLog removes the log files of one attempt of a container.
+// removeLog removes the log file of a removed container and its rotated files.
 func (l *logFiles) removeLog(pod *v1.Pod, c *podstate.Container) {
 	path := c.LogPath
 	if path == "" {
@@ -180,7 +185,7 @@ func (l *logFiles) removeLog(pod *v1.Pod, c *podstate.Container) {
 	}
 	for _, f := range append(old, path) {
 		if err := os.Remove(f); err != nil && !errors.Is(err, os.ErrNotExist) {
-			l.log.Debug("removing log file of removed container failed", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "path", f, "err", err)
+			l.log.Debug("removing log file of removed container failed, leaving it until the pod is removed", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "path", f, "err", err)
 		}
 	}
 }

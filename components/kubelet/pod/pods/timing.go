@@ -11,10 +11,10 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 )
 
-// timing has the times for the metrics of one pod. The worker's mu guards it.
+// timing has the times of one pod from which its metrics are computed. The worker's mu guards it.
 type timing struct {
 	metrics *telemetry.Metrics
-	// seen is when the pod was first seen. fresh: it had not been started before.
+	// seen is when the kubelet first received the pod. fresh: no kubelet had started the pod before.
 	seen  time.Time
 	fresh bool
 	// runningRecorded: the transition to Running was recorded. startRecorded: the start of all containers was recorded.
@@ -23,18 +23,18 @@ type timing struct {
 	pulled time.Duration
 	// changed is since when the API does not have the current status; zero if it has.
 	changed time.Time
-	// terminationStarted is when the termination started; zero if it has not. over: the termination was recorded.
+	// terminationStarted is when the termination started; zero if it has not. terminationRecorded: the
+	// duration of the termination was recorded.
 	terminationStarted  time.Time
 	terminationRecorded bool
 }
 
-// newTiming returns the timing of a pod that was just seen for the first time.
+// newTiming returns the timing of a pod that the kubelet has just received for the first time.
 func newTiming(metrics *telemetry.Metrics, pod *v1.Pod) timing {
 	return timing{metrics: metrics, seen: time.Now(), fresh: pod.Status.StartTime == nil && pod.DeletionTimestamp == nil}
 }
 
-// startFailure is the failure to start a container, with the reason and message of its waiting
-// state.
+// startFailure is the failure to start a container, with the reason and message of its state Waiting.
 type startFailure struct{ reason, message string }
 
 func (f *startFailure) Error() string { return f.reason + ": " + f.message }
@@ -50,7 +50,8 @@ func kindOf(kind podstate.Kind) telemetry.ContainerKind {
 	return telemetry.Container
 }
 
-// countStart records the metrics of an attempt to start a container, and of its image volumes.
+// countStart records the metrics of an attempt to start the container c of that kind, and of its image
+// volumes. err is the result of the attempt.
 func (w *starter) countStart(c *v1.Container, kind podstate.Kind, err error) {
 	code := ""
 	if f, ok := errors.AsType[*startFailure](err); ok {
@@ -68,7 +69,8 @@ func (w *starter) countStart(c *v1.Container, kind podstate.Kind, err error) {
 	w.host.Metrics.ImageVolumes(len(images), err)
 }
 
-// statusChanged records the metrics of a status change.
+// statusChanged records the metrics of a change of the pod's status from before to want, and the pod's start
+// latency when its phase becomes Running for the first time.
 func (t *timing) statusChanged(before, want *v1.PodStatus, now time.Time) {
 	t.metrics.StatusChanged(before, want)
 	if t.runningRecorded || want.Phase != v1.PodRunning {
@@ -97,7 +99,8 @@ func (t *timing) allStarted(pod *v1.Pod) {
 	t.metrics.PodStarted(pod, time.Since(pod.CreationTimestamp.Time), idle)
 }
 
-// terminating records the metrics of the pod's termination. stopped: nothing of the pod runs.
+// terminating records when the pod's termination has started and, when stopped is first true, how long it
+// took. stopped: no process of the pod runs.
 func (t *timing) terminating(stopped bool, now time.Time) {
 	switch {
 	case t.terminationRecorded:
@@ -111,8 +114,8 @@ func (t *timing) terminating(stopped bool, now time.Time) {
 	}
 }
 
-// pulling returns functions to call when a pull begins, and when the image is present or has
-// failed. They measure the duration of pulls.
+// pulling returns functions that add the duration of an image pull to the pod's timing. begin must be called
+// when a pull begins, end when the image is present or the pull has failed. end has no effect without begin.
 func (w *starter) pulling() (begin, end func()) {
 	var began time.Time
 	begin = func() {

@@ -24,7 +24,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// translator translates pods and containers to the configurations of the runtime.
+// translator translates pods and containers to the configurations of the container runtime interface (CRI).
 type translator struct {
 	*podEvents
 	cri       *cri.Client
@@ -39,7 +39,8 @@ type translator struct {
 	limits    *limiter
 }
 
-// sandboxConfig returns the CRI configuration of the pod's sandbox.
+// sandboxConfig returns the CRI configuration of the pod's sandbox with the attempt number. Problems with the
+// pod's DNS configuration emit events. An error means that the sandbox cannot be created as the pod requires.
 func (t *translator) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, error) {
 	warn := func(reason, message string) { t.event(pod, "", true, reason, message) }
 	dns, err := t.node.DNS.For(pod, warn)
@@ -95,8 +96,8 @@ func (t *translator) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.Pod
 	return cfg, nil
 }
 
-// sandboxResources returns the total resources of a pod's containers, and the pod overhead, or nil
-// without one.
+// sandboxResources returns the total resources of a pod's containers (own) and the overhead of its
+// RuntimeClass, or nil without one.
 func (l *limiter) sandboxResources(pod *v1.Pod) (own, overhead *runtimeapi.LinuxContainerResources) {
 	options := resource.PodResourcesOptions{ExcludeOverhead: true}
 	own = l.linuxResources(resource.PodRequests(pod, options), resource.PodLimits(pod, options))
@@ -117,6 +118,7 @@ func hostNamespaced(pod *v1.Pod, sysctl string) bool {
 	return pod.Spec.HostIPC
 }
 
+// portOwners returns the containers whose host ports the runtime maps: the sidecars and the app containers.
 func portOwners(pod *v1.Pod) []*v1.Container {
 	var out []*v1.Container
 	for i := range pod.Spec.InitContainers {
@@ -140,7 +142,8 @@ func protocol(p v1.Protocol) runtimeapi.Protocol {
 	return runtimeapi.Protocol_TCP
 }
 
-// hostname returns the pod's host name.
+// hostname returns the pod's host name: the fully qualified one with setHostnameAsFQDN. It returns an error
+// if that is longer than the kernel permits.
 func (t *translator) hostname(pod *v1.Pod) (string, error) {
 	host, domain, err := dnsconf.Hostname(pod, t.node.DNS.ClusterDomain)
 	if err != nil {
@@ -156,6 +159,8 @@ func (t *translator) hostname(pod *v1.Pod) (string, error) {
 	return host, nil
 }
 
+// linuxResources converts requests and limits to the CRI's CPU and memory resources. There is no CPU quota if
+// CPU limits are not enforced.
 func (l *limiter) linuxResources(requests, limits v1.ResourceList) *runtimeapi.LinuxContainerResources {
 	period := l.CPUQuotaPeriod.Microseconds()
 	r := &runtimeapi.LinuxContainerResources{
@@ -178,7 +183,8 @@ func cpuRequest(requests, limits v1.ResourceList) int64 {
 	return limits.Cpu().MilliValue()
 }
 
-// containerResources returns a container's CRI resources.
+// containerResources returns the CRI resources of a container: CPU, memory, swap, huge pages and the OOM
+// score.
 func (l *limiter) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
 	limits := limitsOf(pod, c)
 	r := l.linuxResources(c.Resources.Requests, limits)
@@ -229,13 +235,15 @@ type containerInput struct {
 	attempt   uint32
 	image     string // the runtime's image reference
 	volumes   map[string]volume.Result
-	ips       []string
+	// ips are the pod's IP addresses, the primary one first.
+	ips []string
 	// target is the ID of the container whose process namespace an ephemeral container shares.
 	target string
 }
 
-// containerConfig returns the CRI configuration of a container. Its errors have the reason
-// CreateContainerConfigError.
+// containerConfig returns the CRI configuration of a container. It creates files that the container mounts,
+// and allocates devices and CPUs to the container. If it returns an error, the container waits with the
+// reason CreateContainerConfigError and the creation is retried.
 func (t *translator) containerConfig(ctx context.Context, pod *v1.Pod, in containerInput) (*runtimeapi.ContainerConfig, error) {
 	c := in.container
 	image, err := t.imageStatus(ctx, in.image)
@@ -313,6 +321,8 @@ func (t *translator) containerConfig(ctx context.Context, pod *v1.Pod, in contai
 	return cfg, nil
 }
 
+// imageStatus returns the image with the reference ref in the runtime. It returns an error if the image does
+// not exist any more.
 func (t *translator) imageStatus(ctx context.Context, ref string) (*runtimeapi.Image, error) {
 	resp, err := t.cri.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
 	if err != nil {

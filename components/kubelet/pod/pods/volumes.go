@@ -16,8 +16,9 @@ import (
 // addition to other events. As upstream, it is two minutes and three seconds.
 const mountTimeout = 2*time.Minute + 3*time.Second
 
-// mount sets up or updates all volumes. Volumes that may have to wait for other components are set
-// up concurrently.
+// mount sets up or updates all volumes of the pod. Volumes that may have to wait for other components are set
+// up concurrently. It returns an error if a volume fails, and emits events about it; the machine then retries
+// with a back-off. A pod without containers is rejected if a volume exceeds the node's attach limit.
 func (w *starter) mount(ctx context.Context) error {
 	pod := w.pod
 	w.mu.Lock()
@@ -94,11 +95,12 @@ func (w *starter) mount(ctx context.Context) error {
 	return failed
 }
 
-// attachLimitExceeded is the reason of pods that are rejected because a volume cannot be attached
-// to this node.
+// attachLimitExceeded is the status reason of a pod that is rejected because the node has reached its limit
+// of attached volumes.
 const attachLimitExceeded = "VolumeAttachmentLimitExceeded"
 
-// firstRefresh returns when the first of the volumes must be updated; zero means never.
+// firstRefresh returns the earliest time at which a volume must be updated, for example to renew a token. The
+// zero time means never.
 func firstRefresh(volumes map[string]volume.Result) time.Time {
 	var next time.Time
 	for _, r := range volumes {
@@ -109,6 +111,7 @@ func firstRefresh(volumes map[string]volume.Result) time.Time {
 	return next
 }
 
+// emitMountFailure emits the event of a volume whose setup has failed in a step. why is the cause.
 func (w *starter) emitMountFailure(step *volume.Failure, why string) {
 	reason := "FailedMount"
 	if strings.HasPrefix(step.Operation, "MapVolume.") {

@@ -20,7 +20,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Verdict is a decision of the kubelet to terminate a pod.
+// Verdict is a decision of the kubelet to terminate a pod, for example to evict it.
 type Verdict = podmachine.Verdict
 
 // worker runs one pod. Its machine makes all decisions; the worker observes the runtime, executes the
@@ -51,15 +51,16 @@ type worker struct {
 	running   bool // the loop was started
 }
 
-// milestones are the channels that are closed while a pod ends.
+// milestones are the channels that are closed while a pod terminates. Other parts of the kubelet wait for
+// them.
 type milestones struct {
-	// cleaned is closed by clean when nothing of the pod runs and its volumes are removed.
+	// cleaned is closed by clean when no process of the pod runs and its volumes are removed.
 	cleaned chan struct{}
 	clean   func()
-	// emptied is closed by empty when its containers and logs are removed.
+	// emptied is closed by empty when the containers and logs of the pod are removed.
 	emptied chan struct{}
 	empty   func()
-	// done is closed when nothing is left of the pod.
+	// done is closed when the pod's worker has removed everything of the pod.
 	done chan struct{}
 }
 
@@ -70,13 +71,14 @@ func newMilestones() milestones {
 	return m
 }
 
-// volumeResults are the volumes that are set up.
+// volumeResults are the results of the setup of the pod's volumes, by name of the volume.
 type volumeResults struct {
 	byName map[string]volume.Result
 	// failingSince is since when the setup of volumes has failed; zero if it has not.
 	failingSince time.Time
 }
 
+// newWorker returns a worker of the pod, which does not run yet.
 func newWorker(h *host, pod *v1.Pod) *worker {
 	options := h.options
 	options.HasObject = h.Kube != nil && !IsStatic(pod)
@@ -94,7 +96,7 @@ func newWorker(h *host, pod *v1.Pod) *worker {
 	return w
 }
 
-// kick wakes the loop.
+// kick wakes the loop of the worker. It does not block, and the caller may hold mu.
 func (w *worker) kick() {
 	select {
 	case w.wake <- struct{}{}:
@@ -102,7 +104,7 @@ func (w *worker) kick() {
 	}
 }
 
-// update changes the worker's state and wakes the loop.
+// update calls f, which changes the worker's state, with mu held, and wakes the loop.
 func (w *worker) update(f func()) {
 	w.mu.Lock()
 	f()
@@ -110,14 +112,14 @@ func (w *worker) update(f func()) {
 	w.kick()
 }
 
-// pod returns the desired pod.
+// pod returns the desired pod, as last received from its source.
 func (w *worker) pod() *v1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.machine.Pod
 }
 
-// setPod updates the desired pod.
+// setPod updates the desired pod, because its source has reported a change.
 func (w *worker) setPod(pod *v1.Pod) {
 	w.update(func() {
 		if old := w.machine.Pod; old.Generation != pod.Generation {
@@ -129,14 +131,15 @@ func (w *worker) setPod(pod *v1.Pod) {
 	})
 }
 
-// setVerdict terminates the pod, unless it is already terminating.
+// setVerdict terminates the pod by the kubelet's decision v, unless the pod is already terminating.
 func (w *worker) setVerdict(v *Verdict) { w.update(func() { w.machine.Terminate(v, time.Now()) }) }
 
-// objectsChanged is called when a ConfigMap or Secret of the pod has changed.
+// objectsChanged updates the volumes of the pod and retries failed starts. It is called when a ConfigMap, a
+// Secret or another object that the pod refers to has changed.
 func (w *worker) objectsChanged() { w.update(w.machine.ObjectsChanged) }
 
-// run runs the pod until nothing of it is left or ctx is done. Containers continue to run after
-// that.
+// run runs the pod until it has terminated and everything of it is removed, or ctx is done. In the latter
+// case its containers continue to run.
 func (w *worker) run(ctx context.Context) {
 	defer w.close()
 	w.host.Metrics.WorkerStarted(w.pod(), time.Since(w.timing.seen))
@@ -161,7 +164,7 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// close cancels everything that the worker has started, and waits for it.
+// close cancels the goroutines of the worker and waits until they have returned.
 func (w *worker) close() {
 	w.mu.Lock()
 	if w.cancelOperation != nil {
@@ -180,14 +183,15 @@ func (w *worker) close() {
 	w.wait.Wait()
 }
 
-// step observes what may have changed, and executes the machine's next decision. It returns when to
-// call it again, and whether nothing is left of the pod.
+// step reads the state that may have changed from the runtime, and executes the machine's next decision.
+// wakeAt is when it must be called again even if nothing changes. done is true if everything of the pod is
+// removed.
 func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
 	if err := w.refreshTracked(ctx); err != nil {
 		if ctx.Err() != nil {
 			return time.Time{}, false
 		}
-		w.log.Warn("getting pod state from the container runtime failed, retrying", "err", err)
+		w.log.Warn("getting pod state from the container runtime failed, pod is not updated until a retry succeeds", "err", err)
 		if !cri.IsUnavailable(err) {
 			w.host.event(w.pod(), "", true, "FailedSync", "error determining status: "+cri.Message(err))
 		}
@@ -216,7 +220,8 @@ func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
 	return d.WakeAt, d.Done
 }
 
-// execute starts what the machine has decided. The caller must hold mu.
+// execute executes the machine's decision d, except for the status report. Long-running work is started in
+// goroutines. The caller must hold mu.
 func (w *worker) execute(ctx context.Context, d *podmachine.Decision) {
 	for _, e := range d.Events {
 		w.host.event(w.machine.Pod, e.Container, e.Warning, e.Reason, e.Message)
@@ -243,7 +248,7 @@ func (w *worker) execute(ctx context.Context, d *podmachine.Decision) {
 	}
 }
 
-// health returns the probe results of containers by ID. The caller must hold mu.
+// health returns the latest probe results of the pod's containers by container ID. The caller must hold mu.
 func (w *worker) health() map[string]podstate.Health {
 	health := make(map[string]podstate.Health, len(w.probes))
 	for id, g := range w.probes {
@@ -252,8 +257,8 @@ func (w *worker) health() map[string]podstate.Health {
 	return health
 }
 
-// syncProbes starts and stops probes so that exactly the running containers are probed. The caller
-// must hold mu.
+// syncProbes starts and stops probes so that exactly the running containers are probed, except those whose
+// postStart hook is running or that are being stopped. The caller must hold mu.
 func (w *worker) syncProbes() {
 	running := map[string]bool{}
 	containers := &w.machine.Containers
@@ -278,8 +283,9 @@ func (w *worker) syncProbes() {
 	}
 }
 
-// startProbes starts the probes of a running container. It returns nil if there are none. The caller
-// must hold mu.
+// startProbes starts the probes of a running container. It returns nil if the container has none or is an
+// init container that is not a sidecar. A result that the status in the API has for the container is the
+// initial one. The caller must hold mu.
 func (w *worker) startProbes(st *podstate.Container) *probe.Group {
 	pod, name := w.machine.Pod, st.Name
 	c, kind := podstate.Find(pod, name)
@@ -316,7 +322,7 @@ func (w *worker) stopProbes() {
 	}
 }
 
-// ips returns the pod's IP addresses. The caller must hold mu.
+// ips returns the pod's IP addresses, or nil if the pod has no ready sandbox. The caller must hold mu.
 func (w *worker) ips() []string {
 	if w.machine.Pod.Spec.HostNetwork {
 		return w.host.Node.IPs()
@@ -327,6 +333,7 @@ func (w *worker) ips() []string {
 	return nil
 }
 
+// podIP returns the primary IP address of the pod, or "". The caller must hold mu.
 func (w *worker) podIP() string {
 	if ips := w.ips(); len(ips) > 0 {
 		return ips[0]
@@ -334,7 +341,8 @@ func (w *worker) podIP() string {
 	return ""
 }
 
-// runtimeEvent handles an event of the runtime about the pod.
+// runtimeEvent records that an event of the runtime about the container or sandbox id was received, and wakes
+// the worker if it must read the state.
 func (w *worker) runtimeEvent(id string, kind runtimeapi.ContainerEventType) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -343,5 +351,5 @@ func (w *worker) runtimeEvent(id string, kind runtimeapi.ContainerEventType) {
 	}
 }
 
-// relist makes the worker read all state from the runtime.
+// relist makes the worker read the state of all containers and sandboxes of the pod from the runtime.
 func (w *worker) relist() { w.update(func() { w.fresh.all = true }) }

@@ -13,15 +13,15 @@ import (
 	"hyperkube/internal/client"
 )
 
-// Services lists the services of the cluster, which are needed for environment variables of containers. Its
+// Services lists the Services of the cluster, whose addresses become environment variables of containers. Its
 // methods are safe for concurrent use.
 type Services struct {
 	informer cache.SharedInformer // nil without an API server
 	run      func(context.Context)
 }
 
-// NewServices creates Services of informer, which the caller runs. If informer is nil, Run runs an own one.
-// kube may be nil; then there are no services.
+// NewServices returns Services that uses informer, which the caller must run. If informer is nil, Run runs an
+// own one. Without an API server kube is nil, and there are no Services.
 func NewServices(kube kubernetes.Interface, informer cache.SharedInformer) *Services {
 	switch {
 	case kube == nil:
@@ -41,7 +41,8 @@ func (s *Services) Run(ctx context.Context) error {
 	return nil
 }
 
-// List returns all services. With wait it waits until they are synced.
+// List returns all Services. With wait it waits up to ten seconds until they are synced and then returns an
+// error; otherwise it returns those that are already known. Without an API server there are none.
 func (s *Services) List(ctx context.Context, wait bool) ([]*v1.Service, error) {
 	if s.informer == nil {
 		return nil, nil

@@ -22,14 +22,16 @@ import (
 	"hyperkube/internal/client"
 )
 
-// Registry has the pods that the workers run. Its methods must be safe for concurrent use.
+// Registry tracks the pods that the workers run. Its methods must be safe for concurrent use.
 type Registry interface {
 	// Remove records that a pod was removed from its source.
 	Remove(uid types.UID)
-	// Done returns a channel that is closed when a pod has terminated; nil if there is no such pod.
+	// Done returns a channel that is closed when a pod has terminated and everything of it is removed, or nil
+	// if there is no such pod.
 	Done(uid types.UID) <-chan struct{}
-	// RestartRemoved makes a removed pod run again, or returns a channel that is closed when it has
-	// terminated.
+	// RestartRemoved requests that the exited containers of a pod that is being removed are kept, because the
+	// pod will be set again. The caller must set the pod when the returned channel is closed. It returns nil
+	// if the pod is not being removed, so that it can be set immediately.
 	RestartRemoved(uid types.UID) <-chan struct{}
 }
 
@@ -39,13 +41,14 @@ type Workers interface {
 	Set(ctx context.Context, pod *v1.Pod)
 }
 
-// Node receives changes of the Node object.
+// Node is notified of the Node object of this node: Observe after it was created or has changed, and Deleted
+// after its deletion.
 type Node interface {
 	Observe(node *v1.Node)
 	Deleted()
 }
 
-// Credentials caches credentials of pods.
+// Credentials is a cache of credentials of pods, such as tokens.
 type Credentials interface {
 	// Forget removes the credentials of a pod.
 	Forget(pod types.UID)
@@ -77,11 +80,12 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Sync records that all sources have delivered their pods. It is created before the parts of the kubelet
-// that must not treat pods as deleted before that. Its methods are safe for concurrent use.
+// Sync records whether all sources have delivered their pods. Until then, a pod that is not known may still
+// be delivered, so parts of the kubelet must not treat it as deleted. Its methods are safe for concurrent
+// use.
 type Sync struct{ done chan struct{} }
 
-// NewSync creates a Sync.
+// NewSync returns a Sync that is not complete.
 func NewSync() *Sync { return &Sync{done: make(chan struct{})} }
 
 // Known reports whether all sources have delivered their pods.
@@ -97,13 +101,15 @@ func (s *Sync) Known() bool {
 // Done returns a channel that is closed when all sources have delivered their pods.
 func (s *Sync) Done() <-chan struct{} { return s.done }
 
-// Sources receives pods from all sources.
+// Sources receives the pods of the node from the API server, a directory and a URL.
 type Sources struct{ cfg Config }
 
-// New creates Sources.
+// New returns Sources. It starts nothing.
 func New(cfg Config) *Sources { return &Sources{cfg: cfg} }
 
-// Run watches all sources until ctx is done. It must be called once.
+// Run passes the pods of all sources to the workers until ctx is done. When all sources have delivered their
+// pods, it completes cfg.Synced. It returns an error if a watch cannot be started. It must be called only
+// once.
 func (s *Sources) Run(ctx context.Context) error {
 	var wait sync.WaitGroup
 	defer wait.Wait()
@@ -146,7 +152,8 @@ func (s *Sources) Run(ctx context.Context) error {
 	return nil
 }
 
-// podHandler handles pods of the API. Their admission does not wait any more when ctx is done.
+// podHandler returns the handler for pods of the API: those of this node are passed to the workers, mirror
+// pods to Mirrors. When ctx is done, the admission of pods does not wait any more.
 func (s *Sources) podHandler(ctx context.Context) cache.ResourceEventHandler {
 	set := func(obj any) {
 		pod, ok := obj.(*v1.Pod)
@@ -186,6 +193,8 @@ func (s *Sources) podHandler(ctx context.Context) cache.ResourceEventHandler {
 	}
 }
 
+// removed removes a pod, which its source does not have any more, from the registry and the credential
+// caches.
 func (s *Sources) removed(uid types.UID) {
 	s.cfg.Registry.Remove(uid)
 	for _, c := range s.cfg.Credentials {
@@ -193,6 +202,7 @@ func (s *Sources) removed(uid types.UID) {
 	}
 }
 
+// nodeHandler returns the handler that passes changes of this node's Node object to cfg.Node.
 func (s *Sources) nodeHandler() cache.ResourceEventHandler {
 	seen := func(obj any) {
 		if node, ok := obj.(*v1.Node); ok && node.Name == s.cfg.NodeName {

@@ -12,8 +12,8 @@ import (
 	"hyperkube/components/kubelet/pod/staticpod"
 )
 
-// staticPods starts the sources of static pods. The returned channel is closed when all of them
-// have delivered their pods.
+// staticPods starts the sources of static pods by calling start for each goroutine. The returned channel is
+// closed when all of them have delivered their pods. It is never closed if one fails before that.
 func (s *Sources) staticPods(ctx context.Context, start func(func())) <-chan struct{} {
 	delivered := make(chan struct{})
 	var left atomic.Int32
@@ -28,7 +28,7 @@ func (s *Sources) staticPods(ctx context.Context, start func(func())) <-chan str
 		left.Add(1)
 		start(func() {
 			if err := run(ctx, one); err != nil {
-				s.cfg.Log.Error("watching static pods failed, changes take effect at the next start of the kubelet", "source", what, "err", err)
+				s.cfg.Log.Error("watching static pods failed, changes of manifests have no effect: restart the kubelet", "source", what, "err", err)
 			}
 		})
 	}
@@ -44,9 +44,9 @@ func (s *Sources) staticPods(ctx context.Context, start func(func())) <-chan str
 	return delivered
 }
 
-// staticSink receives static pods. A pod whose manifest has changed is a new pod. It starts after
-// the old pod of its name has terminated, because both may need the same host ports. Until then the
-// API has the mirror pod of the old one.
+// staticSink passes static pods to the workers. A pod whose manifest has changed is a new pod with another
+// UID. It starts after the old pod of its name has terminated, because both may need the same host ports.
+// Until then the API has the mirror pod of the old one.
 type staticSink struct {
 	sources *Sources
 	stop    <-chan struct{} // closed when the kubelet stops
@@ -57,7 +57,7 @@ type staticSink struct {
 	names map[string]*staticName
 }
 
-// staticName is the state of one namespace and name.
+// staticName is the state of the static pods with one namespace and name.
 type staticName struct {
 	desired     *v1.Pod   // desired pod; nil for none
 	lastStarted types.UID // pod that was started last and may be terminating
@@ -66,7 +66,8 @@ type staticName struct {
 	busy bool
 }
 
-// Set implements staticpod.Sink.
+// Set makes p the desired pod of its name. It is started immediately or, in a goroutine, when the pods that
+// it waits for have terminated.
 func (s *staticSink) Set(p *v1.Pod) {
 	s.mu.Lock()
 	if s.names == nil {
@@ -91,7 +92,9 @@ func (s *staticSink) Set(p *v1.Pod) {
 	}
 }
 
-// blockers returns channels that are closed when the desired pod may run. The caller must hold mu.
+// blockers returns the channels that must be closed before the desired pod of n can run: that of the pod
+// itself while it is terminating, and that of the pod that was started last under its name. The caller must
+// hold mu.
 func (s *staticSink) blockers(n *staticName) []<-chan struct{} {
 	// A terminating pod cannot be run again before it has terminated.
 	out := []<-chan struct{}{s.sources.cfg.Registry.RestartRemoved(n.desired.UID)}
@@ -101,7 +104,9 @@ func (s *staticSink) blockers(n *staticName) []<-chan struct{} {
 	return slices.DeleteFunc(out, func(done <-chan struct{}) bool { return done == nil })
 }
 
-// run starts the desired pod of a name when it may run, until the latest desired pod is running.
+// run starts the desired pod of the name n when nothing blocks it. If the desired pod changes in the
+// meantime, it continues with the new one. It returns when the desired pod was started, there is none, or the
+// kubelet stops.
 func (s *staticSink) run(n *staticName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +138,7 @@ func (s *staticSink) run(n *staticName) {
 	}
 }
 
-// await waits for all channels of a list. It reports whether the kubelet stopped before.
+// await waits until all channels of a list are closed. It returns true if the kubelet stops before that.
 func (s *staticSink) await(list []<-chan struct{}) (over bool) {
 	for _, done := range list {
 		select {
@@ -145,7 +150,8 @@ func (s *staticSink) await(list []<-chan struct{}) (over bool) {
 	return false
 }
 
-// Remove implements staticpod.Sink.
+// Remove terminates the pod with that UID. Its mirror pod is deleted when it has terminated, unless it is
+// desired again.
 func (s *staticSink) Remove(uid types.UID) {
 	s.mu.Lock()
 	for _, n := range s.names {
@@ -175,7 +181,7 @@ func (s *staticSink) Remove(uid types.UID) {
 	}
 }
 
-// isDesired reports whether a pod of that UID is desired. The caller must hold mu.
+// isDesired reports whether the pod with that UID is a desired one. The caller must hold mu.
 func (s *staticSink) isDesired(uid types.UID) bool {
 	for _, n := range s.names {
 		if n.desired != nil && n.desired.UID == uid {

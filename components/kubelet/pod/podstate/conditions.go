@@ -12,8 +12,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// conditions sets the pod's conditions: first those of the kubelet, then those of other components,
-// unchanged.
+// conditions sets the pod's conditions in s: first those that the kubelet computes, then those that other
+// components have set, unchanged. The container statuses and the phase of s must be set before.
 func (in *StatusInput) conditions(s *v1.PodStatus) {
 	containers := in.containersReady(s)
 	ready := in.podReady(containers)
@@ -38,7 +38,8 @@ func (in *StatusInput) conditions(s *v1.PodStatus) {
 	}
 }
 
-// sandboxReady returns the PodReadyToStartContainers condition.
+// sandboxReady returns the condition PodReadyToStartContainers: whether the pod has exactly one ready sandbox
+// and, unless it uses the host network, an IP address.
 func (in *StatusInput) sandboxReady() v1.PodCondition {
 	c := v1.PodCondition{Type: v1.PodReadyToStartContainers, Status: v1.ConditionFalse, Reason: "PodSandboxNotReady"}
 	ready := 0
@@ -62,6 +63,7 @@ func (in *StatusInput) sandboxReady() v1.PodCondition {
 	return c
 }
 
+// has reports whether the list has a condition of the type t.
 func has(list []v1.PodCondition, t v1.PodConditionType) bool {
 	for i := range list {
 		if list[i].Type == t {
@@ -71,8 +73,8 @@ func has(list []v1.PodCondition, t v1.PodConditionType) bool {
 	return false
 }
 
-// withTransitionTime sets the transition time of a condition: the previous one if its status is unchanged,
-// otherwise now.
+// withTransitionTime sets the transition time of a condition: that of the last status if the condition has
+// not changed, otherwise now.
 func (in *StatusInput) withTransitionTime(c v1.PodCondition) v1.PodCondition {
 	for _, old := range in.Last.Conditions {
 		if old.Type == c.Type {
@@ -91,6 +93,8 @@ func (in *StatusInput) withTransitionTime(c v1.PodCondition) v1.PodCondition {
 	return c
 }
 
+// containersReady returns the condition ContainersReady: whether all app containers and sidecars of s are
+// ready.
 func (in *StatusInput) containersReady(s *v1.PodStatus) v1.PodCondition {
 	c := v1.PodCondition{Type: v1.ContainersReady, Status: v1.ConditionFalse}
 	if s.Phase == v1.PodSucceeded {
@@ -121,6 +125,8 @@ func (in *StatusInput) containersReady(s *v1.PodStatus) v1.PodCondition {
 	return c
 }
 
+// podReady returns the condition Ready: containers, the condition ContainersReady, and all readiness gates
+// must be true.
 func (in *StatusInput) podReady(containers v1.PodCondition) v1.PodCondition {
 	c := v1.PodCondition{Type: v1.PodReady, Status: containers.Status, Reason: containers.Reason, Message: containers.Message}
 	if containers.Status != v1.ConditionTrue {
@@ -148,6 +154,8 @@ func (in *StatusInput) podReady(containers v1.PodCondition) v1.PodCondition {
 	return c
 }
 
+// initialized returns the condition Initialized: whether all init containers have completed and all sidecars
+// have started. It remains true once an app container has run.
 func (in *StatusInput) initialized(s *v1.PodStatus) v1.PodCondition {
 	c := v1.PodCondition{Type: v1.PodInitialized, Status: v1.ConditionTrue}
 	if s.Phase == v1.PodSucceeded {

@@ -14,7 +14,8 @@ import (
 // https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
 const maxTotalMessages = 12 << 10
 
-// cutMessages truncates termination messages to limit the size of the pod's status.
+// cutMessages truncates the termination messages of the pod's containers in s, so that the status remains
+// small.
 func cutMessages(s *v1.PodStatus) {
 	all := slices.Concat(s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses)
 	for i := range all {

@@ -9,13 +9,14 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Input is the input of Next. It is not modified.
+// Input is the input of Next: the desired pod, the runtime's state, and what the kubelet remembers. Next does
+// not modify it.
 type Input struct {
 	Pod      *v1.Pod
 	Observed *Observed
-	// Health is the health of containers by ID.
+	// Health is the latest probe results of running containers, by container ID.
 	Health map[string]Health
-	// Slots are the slots by container name.
+	// Slots are what the kubelet remembers about containers, by container name.
 	Slots map[string]Slot
 	Now   time.Time
 	// RestartingAll: the removal of all containers in order to restart them has begun.
@@ -24,12 +25,12 @@ type Input struct {
 	CrashMax time.Duration
 }
 
-// Kill is a container to stop, with the message of the event.
+// Kill is a container to stop. Message is the message of the event.
 type Kill struct {
 	ID, Name, Message string
-	// Replace: restart it regardless of the restart policy.
+	// Replace: the container is restarted regardless of the restart policy.
 	Replace bool
-	// Immediately: stop it without a grace period.
+	// Immediately: the container gets no grace period.
 	Immediately bool
 }
 
@@ -37,14 +38,15 @@ type Kill struct {
 type Start struct {
 	Name    string
 	Attempt uint32
-	// Created is the ID of a container of this attempt that was created but not started, because the
-	// kubelet or the runtime was killed in between. A call of the previous kubelet may still be
-	// starting it, so removing it could kill a running container. It is empty if there is none.
+	// Created is the ID of a container of this attempt that was created but not started, because the kubelet
+	// or the runtime was killed in between. It is empty if there is none. It is started instead of creating
+	// another one: a call of the previous kubelet may still be starting it, so removing it could kill a
+	// running container.
 	Created string
-	// Stale is the ID of a created container of another sandbox or with an outdated spec. It is
-	// removed first. It is empty if there is none.
+	// Stale is the ID of a container that was created but not started in another sandbox or from an outdated
+	// spec. It is removed before the new one is created. It is empty if there is none.
 	Stale string
-	// Crash is the back-off to store when it has started.
+	// Crash is the restart back-off to store in the container's slot when the container is created.
 	Crash BackOff
 }
 
@@ -75,19 +77,21 @@ type Plan struct {
 	WakeAt time.Time
 }
 
+// wake sets WakeAt to t if t is earlier. The zero time is ignored.
 func (p *Plan) wake(t time.Time) {
 	if !t.IsZero() && (p.WakeAt.IsZero() || t.Before(p.WakeAt)) {
 		p.WakeAt = t
 	}
 }
 
-// finish marks the pod as complete and removes planned starts.
+// finish marks the pod as complete: no container is started any more.
 func (p *Plan) finish() {
 	p.Finished = true
 	p.Start, p.NewSandbox = nil, false
 }
 
-// Next computes what to do for a pod that is not terminating.
+// Next computes the plan for a pod that is not terminating: which containers and sandboxes to stop, and which
+// containers to start, in a new sandbox if the current one is missing or has stopped.
 func Next(in Input) Plan {
 	var p Plan
 	o := in.Observed
@@ -161,7 +165,8 @@ func Next(in Input) Plan {
 	return p
 }
 
-// initFailed reports whether an init container has failed and is not restarted.
+// initFailed reports whether an init container has failed permanently: its restart policy does not permit a
+// restart. Sidecars are excluded.
 func (in *Input) initFailed() bool {
 	return slices.ContainsFunc(in.Pod.Spec.InitContainers, func(c v1.Container) bool {
 		last := in.Observed.Latest(c.Name)
@@ -169,7 +174,7 @@ func (in *Input) initFailed() bool {
 	})
 }
 
-// allDone reports whether every app container has run and is not restarted.
+// allDone reports whether every app container has exited and its restart policy does not permit a restart.
 func (in *Input) allDone() bool {
 	for i := range in.Pod.Spec.Containers {
 		c := &in.Pod.Spec.Containers[i]
@@ -181,8 +186,9 @@ func (in *Input) allDone() bool {
 	return true
 }
 
-// initContainers plans the init containers. initialized is true if the app containers may start,
-// failed if they never will.
+// initContainers adds the next init containers to start, and those to stop, to the plan. initialized is true
+// if all have completed, so that the app containers may start. failed is true if one has failed permanently,
+// so that they never will. sandbox is the current sandbox, or nil.
 func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed bool) {
 	inits := in.Pod.Spec.InitContainers
 	here := func(name string) *Container {
@@ -233,8 +239,9 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed 
 	return true, false
 }
 
-// sidecar plans a sidecar. st is nil if it was never created. It reports whether the sidecar has
-// started and is not being stopped.
+// sidecar adds the start or stop of a sidecar to the plan, if required. st is its state in the current
+// sandbox, or nil if it was never created. runs is true if the sidecar has started and is not being stopped,
+// so that the next container may start.
 func (in *Input) sidecar(p *Plan, c *v1.Container, st *Container) (runs bool) {
 	switch {
 	case st != nil && st.State == Running:
@@ -249,8 +256,9 @@ func (in *Input) sidecar(p *Plan, c *v1.Container, st *Container) (runs bool) {
 	return false
 }
 
-// regularInitContainer plans an init container that was created and must complete once. ended is true if it has
-// completed, or must have because a later container was created.
+// regularInitContainer adds the start or stop of an init container that must complete once to the plan, if
+// required. st is its state, which exists. later: a later init container was created, so this one must have
+// completed. ended is true if the init container has completed, failed if it has failed permanently.
 func (in *Input) regularInitContainer(p *Plan, c *v1.Container, st *Container, later bool) (ended, failed bool) {
 	switch st.State {
 	case Running:
@@ -287,8 +295,9 @@ func (in *Input) started(st *Container) bool {
 	return !h.PostStartRunning && (h.Startup == NoProbe || h.Startup == Success)
 }
 
-// checkRunning plans to stop a running container if its definition has changed or a probe has
-// failed. It reports whether the container continues to run.
+// checkRunning plans to stop a running container if its definition has changed, or if its startup or liveness
+// probe has failed. always: the container is a sidecar, which is always restarted. It reports whether the
+// container continues to run.
 func (in *Input) checkRunning(p *Plan, c *v1.Container, st *Container, always bool) bool {
 	h := in.Health[st.ID]
 	switch {
@@ -304,18 +313,20 @@ func (in *Input) checkRunning(p *Plan, c *v1.Container, st *Container, always bo
 	return false
 }
 
-// fail plans to stop a container whose probe has failed. Only the restart policy decides whether it
-// is restarted, not the exit code.
+// fail plans to stop a container because a probe of that name has failed. always: the container is a sidecar.
+// Whether the container is restarted depends only on the restart policy, not on the exit code.
 func (in *Input) fail(p *Plan, c *v1.Container, st *Container, probe string, always bool) {
 	policy := policy(in.Pod, c)
 	restarts := always || policy != v1.RestartPolicyNever
 	in.kill(p, c, st, killMessage(c, always, "failed "+probe+" probe", restarts), restarts && !always && policy != v1.RestartPolicyAlways)
 }
 
-// inUnknownState is the message for a container whose state the runtime does not know.
+// inUnknownState is the end of the event message for a container that is stopped because the runtime does not
+// know its state.
 const inUnknownState = `is in "unknown" state, try killing it before restart`
 
-// killMessage returns the message why a container is stopped.
+// killMessage returns the event message for a container that is stopped. why is the reason, and restarts
+// whether the container is restarted.
 func killMessage(c *v1.Container, sidecar bool, why string, restarts bool) string {
 	switch {
 	case sidecar:
@@ -326,6 +337,8 @@ func killMessage(c *v1.Container, sidecar bool, why string, restarts bool) strin
 	return "Container " + c.Name + " " + why
 }
 
+// kill adds a container to those that the plan stops, unless it is already being stopped. replace: it is
+// restarted regardless of the restart policy.
 func (in *Input) kill(p *Plan, c *v1.Container, st *Container, message string, replace bool) {
 	if in.Slots[c.Name].Killing {
 		return
@@ -333,6 +346,7 @@ func (in *Input) kill(p *Plan, c *v1.Container, st *Container, message string, r
 	p.Kill = append(p.Kill, Kill{ID: st.ID, Name: c.Name, Message: message, Replace: replace})
 }
 
+// killing reports whether the plan stops the container with the ID.
 func (p *Plan) killing(id string) bool {
 	for _, k := range p.Kill {
 		if k.ID == id {
@@ -342,8 +356,8 @@ func (p *Plan) killing(id string) bool {
 	return false
 }
 
-// appContainers plans the app containers, and reports whether one of them is running or will be
-// started.
+// appContainers adds the app containers to start or to stop to the plan. keep is false if none is running or
+// will be started, so that the pod is complete.
 func (in *Input) appContainers(p *Plan, sandbox *Sandbox) (keep bool) {
 	for i := range in.Pod.Spec.Containers {
 		c := &in.Pod.Spec.Containers[i]
@@ -425,7 +439,7 @@ func (in *Input) watchAppContainers(p *Plan) {
 	}
 }
 
-// ephemeral plans ephemeral containers. Each is started once.
+// ephemeral adds the ephemeral containers that have never run to the plan. They are not restarted.
 func (in *Input) ephemeral(p *Plan) {
 	for i := range in.Pod.Spec.EphemeralContainers {
 		c := v1.Container(in.Pod.Spec.EphemeralContainers[i].EphemeralContainerCommon)

@@ -6,8 +6,9 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// phase computes the phase from the container statuses. underWay: an app container was created in
-// the pod's sandbox, so that restarting sidecars do not reset the phase.
+// phase computes the phase of the pod from the container statuses in s. stopped: no container runs, and none
+// is started any more. underWay: an app container was created in the pod's sandbox, so a restarting sidecar
+// does not reset the phase to Pending.
 func phase(pod *v1.Pod, s *v1.PodStatus, stopped, underWay bool) v1.PodPhase {
 	var pendingInit, pendingSidecar, running, waiting, ended, over, succeeded int
 	for i := range pod.Spec.InitContainers {
@@ -77,7 +78,8 @@ func lastTermination(st *v1.ContainerStatus) *v1.ContainerStateTerminated {
 	return st.LastTerminationState.Terminated
 }
 
-// isRestarted reports whether a container with this termination is restarted.
+// isRestarted reports whether a container with the termination end is restarted, alone or with all containers
+// of the pod.
 func isRestarted(pod *v1.Pod, c *v1.Container, end *v1.ContainerStateTerminated) bool {
 	return shouldRestart(pod, c, end.ExitCode) || causesRestartAll(c, end)
 }

@@ -6,8 +6,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// shouldRestart reports whether a container that exited with code is restarted: according to the
-// container's restart rules, otherwise its restart policy.
+// shouldRestart reports whether a container that exited with code is restarted. The container's first restart
+// rule that matches takes precedence over its restart policy.
 func shouldRestart(pod *v1.Pod, c *v1.Container, code int32) bool {
 	switch matchingRuleAction(c, code) {
 	case v1.ContainerRestartRuleActionRestart, v1.ContainerRestartRuleActionRestartAllContainers:
@@ -30,6 +30,7 @@ func policy(pod *v1.Pod, c *v1.Container) v1.RestartPolicy {
 	return pod.Spec.RestartPolicy
 }
 
+// reportedBefore reports whether the container of that name has run before: the list of statuses has its ID.
 func reportedBefore(list []v1.ContainerStatus, name string) bool {
 	for i := range list {
 		if list[i].Name == name {
@@ -39,7 +40,8 @@ func reportedBefore(list []v1.ContainerStatus, name string) bool {
 	return false
 }
 
-// start plans to start a container, now or after its back-off.
+// start adds a container to those that the plan starts. During the restart back-off, or until a failed start
+// may be retried, it sets the plan's WakeAt instead. A container that is being stopped is ignored.
 func (in *Input) start(p *Plan, c *v1.Container) {
 	slot := in.Slots[c.Name]
 	if slot.Killing {
@@ -77,8 +79,9 @@ func (in *Input) start(p *Plan, c *v1.Container) {
 	p.Start = append(p.Start, s)
 }
 
-// nextAttempt returns the next attempt number: one more than the highest in the runtime or, if the
-// runtime has no container, in the pod's status.
+// nextAttempt returns the attempt number of the next container of that name: one more than the highest in the
+// runtime. If the runtime has no container, it is that of the slot or follows from the restart count in the
+// pod's status. The first attempt is 0.
 func (in *Input) nextAttempt(name string) uint32 {
 	next := uint32(0)
 	for i := range in.Observed.Containers {
@@ -112,7 +115,7 @@ func StatusOf(s *v1.PodStatus, name string) *v1.ContainerStatus {
 	return nil
 }
 
-// CrashMessage returns the message of a container's status during the restart back-off.
+// CrashMessage returns the message of the state Waiting of a container in restart back-off, as upstream.
 func CrashMessage(pod *v1.Pod, w Wait) string {
 	return fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)", w.Delay, w.Name, pod.Name, pod.Namespace, pod.UID)
 }

@@ -28,8 +28,8 @@ func matchingRuleAction(c *v1.Container, code int32) v1.ContainerRestartRuleActi
 	return ""
 }
 
-// canRestartAll reports whether a container of the pod has a rule with the action
-// RestartAllContainers.
+// canRestartAll reports whether a restart rule of one of the pod's containers has the action
+// RestartAllContainers: when the rule matches, all containers of the pod are removed and started again.
 //
 // https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-all-containers
 func canRestartAll(pod *v1.Pod) bool {
@@ -46,8 +46,8 @@ func triggersRestartAll(c *v1.Container, st *Container) bool {
 	return st.State == Exited && matchingRuleAction(c, st.ExitCode) == v1.ContainerRestartRuleActionRestartAllContainers
 }
 
-// restartingAll reports whether all containers are being restarted: one of them triggers or has
-// triggered it, and there are containers to remove.
+// restartingAll reports whether all containers are being restarted: a restart rule has triggered it, now or
+// in an earlier step, and there are still containers to remove.
 func (in *Input) restartingAll() bool {
 	if !canRestartAll(in.Pod) {
 		return false
@@ -96,13 +96,15 @@ func (in *Input) restartAll(p *Plan) {
 	p.Remove = slices.Concat(apps, inits, sourceApps, sourceInits)
 }
 
-// waitsForRestartAll reports whether a container was removed and will be restarted with all others.
+// waitsForRestartAll reports whether the container with the status st was removed and will be restarted
+// together with the other containers of the pod.
 func waitsForRestartAll(st *v1.ContainerStatus) bool {
 	return st.State.Waiting != nil && st.State.Waiting.Reason == restartingAll
 }
 
-// removedStatus returns the status of a container that was removed and will be restarted with all others
-// as attempt next. old is its previous status.
+// removedStatus returns the status of a container that was removed and will be restarted together with the
+// other containers of the pod. next is the number of the next attempt, and old the container's previous
+// status.
 func removedStatus(c *v1.Container, old *v1.ContainerStatus, next uint32) v1.ContainerStatus {
 	s := v1.ContainerStatus{Name: c.Name, Image: c.Image, RestartCount: int32(next)}
 	s.State.Waiting = &v1.ContainerStateWaiting{Reason: restartingAll, Message: restartingAllMessage}
@@ -114,11 +116,13 @@ func removedStatus(c *v1.Container, old *v1.ContainerStatus, next uint32) v1.Con
 	return s
 }
 
+// removedState returns the termination of a container that was removed by RestartAllContainers.
 func removedState() *v1.ContainerStateTerminated {
 	return &v1.ContainerStateTerminated{Reason: restartingAll, Message: restartingAllMessage, ExitCode: 137}
 }
 
-// restartingCondition returns the AllContainersRestarting condition.
+// restartingCondition returns the condition AllContainersRestarting, which is true until all containers are
+// removed.
 func (in *StatusInput) restartingCondition() v1.PodCondition {
 	c := v1.PodCondition{Type: v1.AllContainersRestarting, Status: v1.ConditionFalse}
 	if !in.Terminating && !in.Stopped && in.restartingAll() {
@@ -127,7 +131,8 @@ func (in *StatusInput) restartingCondition() v1.PodCondition {
 	return c
 }
 
-// causesRestartAll reports whether a termination triggers a restart of all containers.
+// causesRestartAll reports whether a container with the termination t is restarted by RestartAllContainers:
+// it has triggered that, or was removed for it.
 func causesRestartAll(c *v1.Container, t *v1.ContainerStateTerminated) bool {
 	return t.Reason == restartingAll || matchingRuleAction(c, t.ExitCode) == v1.ContainerRestartRuleActionRestartAllContainers
 }

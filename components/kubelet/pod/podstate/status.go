@@ -48,7 +48,9 @@ type StatusInput struct {
 	Allocated v1.ResourceList
 }
 
-// Status computes a pod's status.
+// Status computes the status of a pod that the kubelet reports to the API. Fields that other components own
+// are those of the last status. A terminal phase never changes, and is only reached when nothing of the pod
+// runs.
 func Status(in StatusInput) v1.PodStatus {
 	pod, last := in.Pod, in.Last
 	s := v1.PodStatus{
@@ -134,15 +136,18 @@ func Status(in StatusInput) v1.PodStatus {
 	return s
 }
 
-// rejected reports whether the status has no containers, because the pod was rejected by this or an
-// earlier kubelet.
+// rejected reports whether the pod was rejected by this or an earlier kubelet, so that its status has no
+// containers.
 func (in *StatusInput) rejected() bool {
 	return in.Rejected || terminal(in.Last.Phase) && len(in.Observed.Containers) == 0 &&
 		len(in.Last.ContainerStatuses) == 0 && len(in.Last.InitContainerStatuses) == 0
 }
 
+// terminal reports whether the phase is Succeeded or Failed.
 func terminal(p v1.PodPhase) bool { return p == v1.PodSucceeded || p == v1.PodFailed }
 
+// addresses sets the host IPs and the pod IPs in s. The first pod IP has the family of the node's primary
+// address. A stopped pod keeps its last addresses.
 func (in *StatusInput) addresses(s *v1.PodStatus) {
 	if len(in.HostIPs) > 0 {
 		s.HostIP = in.HostIPs[0]
@@ -180,9 +185,12 @@ func (in *StatusInput) addresses(s *v1.PodStatus) {
 	}
 }
 
+// unknownStatus is the reason of a container that has terminated with an unknown result.
 const unknownStatus = "ContainerStatusUnknown"
 
-// container computes the status of one container.
+// container computes the status of one container from its latest attempt in the runtime, or from its previous
+// status if the runtime does not have it. hasInit: the pod has init containers, which determines the reason
+// of waiting containers.
 func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.ContainerStatus {
 	old := StatusOf(in.Last, c.Name)
 	latest := in.Observed.Latest(c.Name)
@@ -229,7 +237,8 @@ func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.Co
 	return s
 }
 
-// appExists reports whether the runtime has an app container of the pod.
+// appExists reports whether the runtime has an app container of the pod in a known state. The init containers
+// must have completed then.
 func (in *StatusInput) appExists() bool {
 	for i := range in.Pod.Spec.Containers {
 		if c := in.Observed.Latest(in.Pod.Spec.Containers[i].Name); c != nil && c.State != Unknown {
@@ -239,8 +248,9 @@ func (in *StatusInput) appExists() bool {
 	return false
 }
 
-// absent returns the status of a container that does not exist in the runtime. old is its previous
-// status, or nil.
+// absent returns the status of a container that does not exist in the runtime. old is its previous status, or
+// nil. waiting is the state of a container that has not run. A container that was running is reported as
+// lost, with an unknown result.
 func (in *StatusInput) absent(c *v1.Container, old *v1.ContainerStatus, waiting *v1.ContainerStateWaiting) v1.ContainerStatus {
 	s := v1.ContainerStatus{Name: c.Name, Image: c.Image}
 	s.State.Waiting = waiting
@@ -266,8 +276,8 @@ func (in *StatusInput) absent(c *v1.Container, old *v1.ContainerStatus, waiting 
 	return s
 }
 
-// observed returns the status of a container that exists in the runtime. old is its previous
-// status, or nil.
+// observed returns the status of a container whose newest attempt in the runtime is latest. old is its
+// previous status, or nil. waiting is the state of a container that was created but not started.
 func (in *StatusInput) observed(c *v1.Container, latest *Container, old *v1.ContainerStatus, waiting *v1.ContainerStateWaiting) v1.ContainerStatus {
 	s := v1.ContainerStatus{
 		Name: c.Name, Image: c.Image, ImageID: latest.ImageID,
@@ -328,6 +338,8 @@ func (in *StatusInput) resources(c *v1.Container, s *v1.ContainerStatus, running
 	s.Resources = &v1.ResourceRequirements{Limits: actual.Limits.DeepCopy(), Requests: actual.Requests.DeepCopy()}
 }
 
+// volumeMounts returns the status of the container's volume mounts, with the effective recursive read-only
+// mode.
 func (in *StatusInput) volumeMounts(c *v1.Container) []v1.VolumeMountStatus {
 	var out []v1.VolumeMountStatus
 	for _, m := range c.VolumeMounts {
@@ -344,6 +356,8 @@ func (in *StatusInput) volumeMounts(c *v1.Container) []v1.VolumeMountStatus {
 	return out
 }
 
+// willStart reports whether the container will be started, again or for the first time. latest is its newest
+// attempt, or nil.
 func (in *StatusInput) willStart(c *v1.Container, kind Kind, latest *Container) bool {
 	if latest == nil || latest.State == Unknown || latest.State == Created {
 		return true
@@ -358,6 +372,8 @@ func (in *StatusInput) willStart(c *v1.Container, kind Kind, latest *Container) 
 	return in.Slots[c.Name].ForceRestart == latest.ID || shouldRestart(in.Pod, c, latest.ExitCode)
 }
 
+// terminated returns the API's terminated state of the exited container c. The reason defaults to Completed
+// or Error.
 func (in *StatusInput) terminated(c *Container) *v1.ContainerStateTerminated {
 	reason := c.Reason
 	if reason == "" {
@@ -373,7 +389,7 @@ func (in *StatusInput) terminated(c *Container) *v1.ContainerStateTerminated {
 	}
 }
 
-// apiTime truncates to seconds, as the API does, so that statuses can be compared.
+// apiTime truncates t to seconds, as the API does, so that computed and received statuses can be compared.
 func apiTime(t time.Time) metav1.Time {
 	if t.IsZero() {
 		// Some runtimes report a zero time; do not report the year one.
@@ -382,6 +398,8 @@ func apiTime(t time.Time) metav1.Time {
 	return metav1.NewTime(t.Truncate(time.Second))
 }
 
+// readiness sets in s whether the container has started and is ready, from its probe results. An init
+// container is ready when it has completed successfully.
 func (in *StatusInput) readiness(c *v1.Container, kind Kind, latest *Container, s *v1.ContainerStatus) {
 	if kind == Ephemeral {
 		return

@@ -9,13 +9,13 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// hasRun reports whether a container is running or has run.
+// hasRun reports whether the container with the status st is running or has run.
 func hasRun(st v1.ContainerStatus) bool {
 	return st.State.Waiting == nil || st.LastTerminationState.Terminated != nil
 }
 
-// terminateContainers marks containers of a stopped pod as terminated: all app containers that should
-// have run, and the init containers up to the last one that has run.
+// terminateContainers marks containers in the status s of a stopped pod as terminated: all app containers if
+// they should have run, and the init containers up to the last one that has run.
 func (in *StatusInput) terminateContainers(s *v1.PodStatus) {
 	if in.appsShouldHaveRun(s) {
 		for i := range s.ContainerStatuses {
@@ -53,8 +53,8 @@ func (in *StatusInput) appsShouldHaveRun(s *v1.PodStatus) bool {
 	return done != nil && done.ExitCode == 0
 }
 
-// markTerminated marks a container as terminated with an unknown result. Its last termination before a restart
-// is not the termination of the pod.
+// markTerminated marks a container as terminated with an unknown result, unless its status already has the
+// result. LastTerminationState is not used, because it describes an attempt before a restart.
 func markTerminated(st *v1.ContainerStatus) {
 	if st.State.Terminated != nil {
 		return

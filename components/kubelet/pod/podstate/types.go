@@ -45,7 +45,8 @@ type Container struct {
 	User      *User
 }
 
-// Resources are the actual limits of a container.
+// Resources are the limits of a container's cgroup. CPUQuota and CPUPeriod are in microseconds, and
+// MemoryLimit is in bytes.
 type Resources struct {
 	CPUShares, CPUQuota, CPUPeriod, MemoryLimit int64
 }
@@ -70,13 +71,14 @@ type Sandbox struct {
 	Lost bool
 }
 
-// Observed is the runtime's state of a pod, newest first.
+// Observed is the state of a pod in the runtime: its sandboxes and containers, newest first.
 type Observed struct {
 	Sandboxes  []Sandbox
 	Containers []Container
 }
 
-// Latest returns the newest attempt of the container of that name, or nil.
+// Latest returns the newest attempt of the container of that name, or nil if the runtime has none. The result
+// points into o.
 func (o *Observed) Latest(name string) *Container {
 	for i := range o.Containers {
 		if o.Containers[i].Name == name {
@@ -86,7 +88,7 @@ func (o *Observed) Latest(name string) *Container {
 	return nil
 }
 
-// Previous returns the attempt before the newest, or nil.
+// Previous returns the second newest attempt of the container of that name, or nil. The result points into o.
 func (o *Observed) Previous(name string) *Container {
 	seen := false
 	for i := range o.Containers {
@@ -101,7 +103,7 @@ func (o *Observed) Previous(name string) *Container {
 	return nil
 }
 
-// ByID returns the container of that ID, or nil.
+// ByID returns the container with that ID, or nil. The result points into o.
 func (o *Observed) ByID(id string) *Container {
 	for i := range o.Containers {
 		if o.Containers[i].ID == id {
@@ -119,7 +121,7 @@ func (o *Observed) Sandbox() *Sandbox {
 	return &o.Sandboxes[0]
 }
 
-// AnyRunning reports whether a container is or may be running.
+// AnyRunning reports whether a container is running or its state is unknown.
 func (o *Observed) AnyRunning() bool {
 	for i := range o.Containers {
 		if s := o.Containers[i].State; s == Running || s == Unknown {
@@ -129,7 +131,7 @@ func (o *Observed) AnyRunning() bool {
 	return false
 }
 
-// Result is the last result of a probe.
+// Result is the latest result of a probe.
 type Result int
 
 // Results of a probe. NoProbe: there is no probe. Pending: there is no result yet.
@@ -147,17 +149,18 @@ type Health struct {
 	PostStartRunning bool
 }
 
-// Slot is the state of a container that the kubelet keeps between steps. It is lost when the
-// kubelet restarts.
+// Slot is what the kubelet remembers about one container name of a pod between steps, across attempts. It is
+// lost when the kubelet restarts.
 type Slot struct {
-	// Waiting is why the container is not running; nil if unknown.
+	// Waiting is the state to report for a container that is not running, such as CrashLoopBackOff; nil if no
+	// cause is known.
 	Waiting *v1.ContainerStateWaiting
 	// RetryAt is when a failed start may be retried.
 	RetryAt time.Time
 	// CreateFailed: the creation of the container has failed. If the container exists nevertheless,
 	// because another call has created it or the call timed out, it need not wait for RetryAt.
 	CreateFailed bool
-	// Crash is the restart back-off.
+	// Crash is the restart back-off after the container's exits.
 	Crash BackOff
 	// ForceRestart is the ID of a container that must be replaced regardless of the restart policy,
 	// for example because its definition has changed.
@@ -169,7 +172,8 @@ type Slot struct {
 	Killing bool
 }
 
-// BackOff is an exponential back-off that doubles up to Max.
+// BackOff is the exponential restart back-off of a container: Delay doubles with each start up to Max.
+// Updated is the time of the last start. The zero value means that the container has not been restarted.
 type BackOff struct {
 	Delay   time.Duration
 	Updated time.Time
@@ -177,14 +181,14 @@ type BackOff struct {
 	Max time.Duration
 }
 
-// Bounds of the restart back-off.
+// Bounds of the restart back-off. After 2*CrashMax without a restart, the back-off starts again with
+// crashBase.
 const (
 	crashBase = 10 * time.Second
 	CrashMax  = 300 * time.Second
 )
 
-// Until returns when a restart is allowed after an exit at finished. The zero time means
-// immediately.
+// Until returns when a container that exited at finished may be restarted. The zero time means immediately.
 func (b BackOff) Until(finished, now time.Time) time.Time {
 	if b.Delay == 0 || now.Sub(b.Updated) > 2*CrashMax {
 		return time.Time{}
@@ -197,7 +201,7 @@ func (b BackOff) Until(finished, now time.Time) time.Time {
 	return finished.Add(b.Delay)
 }
 
-// Next returns the back-off after one more start at now.
+// Next returns the back-off after one more start of the container at now. Its delay applies to the next exit.
 func (b BackOff) Next(now time.Time) BackOff {
 	most := b.Max
 	if most == 0 {
@@ -210,7 +214,7 @@ func (b BackOff) Next(now time.Time) BackOff {
 	return next
 }
 
-// Kind is the list of the pod spec that a container is in.
+// Kind is the kind of a container: in which list of the pod spec it is.
 type Kind int
 
 // The kinds of containers.
@@ -220,8 +224,8 @@ const (
 	Ephemeral
 )
 
-// Find returns the container of that name and its kind, or nil. An ephemeral container is converted
-// to a Container.
+// Find returns the container of that name in the pod spec and its kind, or nil. The result points into pod,
+// except for an ephemeral container, which is converted.
 func Find(pod *v1.Pod, name string) (*v1.Container, Kind) {
 	for i := range pod.Spec.Containers {
 		if pod.Spec.Containers[i].Name == name {

@@ -10,8 +10,8 @@ import (
 	"hyperkube/components/kubelet/cri"
 )
 
-// RuntimeExec returns a function that runs a command in a container and returns its exit code and output. A
-// timeout of 0 means no timeout.
+// RuntimeExec returns an Exec that runs commands through the container runtime. Its output is the standard
+// output followed by the standard error. A timeout of 0 means none.
 func RuntimeExec(client *cri.Client) func(ctx context.Context, id string, cmd []string, timeout time.Duration) (int, []byte, error) {
 	return func(ctx context.Context, id string, cmd []string, timeout time.Duration) (int, []byte, error) {
 		seconds := int64((timeout + time.Second - 1) / time.Second)

@@ -12,11 +12,12 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// Group runs the probes of a running container: the startup probe first, the others after it has
-// succeeded.
+// Group runs the probes of a running container in goroutines: first the startup probe and, after it has
+// succeeded, the liveness and readiness probes.
 type Group struct {
-	cancel   context.CancelFunc
-	wait     sync.WaitGroup
+	cancel context.CancelFunc
+	wait   sync.WaitGroup
+	// stopSoft stops the startup and liveness probes.
 	stopSoft context.CancelFunc
 
 	mu     sync.Mutex // guards health
@@ -32,9 +33,10 @@ type Group struct {
 // Options are the options of Prober.Start.
 type Options struct {
 	Target Target
-	// Started is when the container was started.
+	// Started is when the container was started. Probe delays are relative to it.
 	Started time.Time
-	// KnownStarted and KnownReady are the status of this container before the kubelet's restart.
+	// KnownStarted and KnownReady are the status of this container before the kubelet's restart. They are the
+	// initial results, so that a restart of the kubelet does not make pods unready.
 	KnownStarted, KnownReady bool
 	// Changed is called from any goroutine after Health has changed. It must not block.
 	Changed func()
@@ -42,7 +44,8 @@ type Options struct {
 	Event func(warning bool, reason, message string)
 }
 
-// Start starts the probes of a container. It returns nil if the container has none.
+// Start starts the probes of a container. It returns nil if the container has none. The caller must call
+// Stop.
 func (p *Prober) Start(o Options) *Group {
 	c := o.Target.Container
 	if c.StartupProbe == nil && c.LivenessProbe == nil && c.ReadinessProbe == nil {
@@ -93,7 +96,7 @@ func (p *Prober) Start(o Options) *Group {
 	return g
 }
 
-// Health returns the last results.
+// Health returns the latest results of the probes.
 func (g *Group) Health() podstate.Health {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -104,7 +107,7 @@ func (g *Group) Health() podstate.Health {
 // continue while the pod terminates.
 func (g *Group) StopStartupAndLiveness() { g.stopSoft() }
 
-// Stop stops all probes and waits until they have returned.
+// Stop stops all probes, waits until they have returned, and removes their metrics.
 func (g *Group) Stop() {
 	g.cancel()
 	g.stopSoft()
@@ -115,9 +118,10 @@ func (g *Group) Stop() {
 // minEarlyInterval is the initial interval of early probes of a container that has just started.
 const minEarlyInterval = 20 * time.Millisecond
 
-// loop probes until ctx is done or the result is final: a startup probe that has succeeded (true),
-// or a startup or liveness probe that has failed. It may start at from, when the container was
-// started or its startup probe has succeeded.
+// loop runs the probe spec periodically and stores the results in field, until ctx is done or the result is
+// final: a startup probe has succeeded (true is returned), or a startup or liveness probe has failed. name is
+// Startup, Liveness or Readiness. from is when the container was started or its startup probe succeeded; the
+// probe does not start earlier.
 func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, from time.Time, field func(*podstate.Health) *podstate.Result) bool {
 	period := time.Duration(max(spec.PeriodSeconds, 1)) * time.Second
 	if spec.PeriodSeconds == 0 {
@@ -206,7 +210,7 @@ func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, from time
 	}
 }
 
-// attempt retries immediately if the probe could not be run.
+// attempt runs the probe once, and up to two more times if it could not be run. The answer is Unknown then.
 func (g *Group) attempt(ctx context.Context, spec *v1.Probe) (answer Answer, text string, err error) {
 	for range 3 {
 		answer, text, err = g.prober.Probe(ctx, g.target, spec)
@@ -217,6 +221,7 @@ func (g *Group) attempt(ctx context.Context, spec *v1.Probe) (answer Answer, tex
 	return Unknown, text, err
 }
 
+// set stores the result r in the field of the health, and calls changed if it differs.
 func (g *Group) set(field func(*podstate.Health) *podstate.Result, r podstate.Result) {
 	g.mu.Lock()
 	f := field(&g.health)

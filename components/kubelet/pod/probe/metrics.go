@@ -6,13 +6,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metrics are the metrics of /metrics/probes.
+// Metrics has the Prometheus metrics of probes that the kubelet serves at /metrics/probes. It is a
+// prometheus.Collector. A nil Metrics records nothing.
 type Metrics struct {
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 }
 
-// NewMetrics creates Metrics.
+// NewMetrics returns Metrics without values.
 func NewMetrics() *Metrics {
 	return &Metrics{
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -24,19 +25,19 @@ func NewMetrics() *Metrics {
 	}
 }
 
-// Describe implements prometheus.Collector.
+// Describe sends the descriptions of the metrics to ch.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.total.Describe(ch)
 	m.duration.Describe(ch)
 }
 
-// Collect implements prometheus.Collector.
+// Collect sends the current metrics to ch.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.total.Collect(ch)
 	m.duration.Collect(ch)
 }
 
-// record records the result of a probe.
+// record adds the result of one run of a probe. kind is Startup, Liveness or Readiness.
 func (m *Metrics) record(kind string, t *Target, answer Answer, took time.Duration) {
 	if m == nil {
 		return
@@ -52,7 +53,7 @@ func (m *Metrics) record(kind string, t *Target, answer Answer, took time.Durati
 	m.duration.WithLabelValues(kind, t.Container.Name, t.Pod.Name, t.Pod.Namespace).Observe(took.Seconds())
 }
 
-// remove removes the metrics of a container.
+// remove removes the metrics of a container whose probes were stopped.
 func (m *Metrics) remove(t *Target) {
 	if m == nil {
 		return

@@ -31,7 +31,7 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// maxBody is the maximum number of bytes read from a response.
+// maxBody is the maximum number of bytes that are used of an HTTP response or of the output of a command.
 const maxBody = 10 << 10
 
 // Target is a container to probe.
@@ -56,13 +56,14 @@ const (
 	Warning
 )
 
-// Exec runs a command in a container.
+// Exec runs a command in a container and returns its exit code and output. A timeout of 0 means none. err is
+// not nil if the command could not be run, and ErrTimeout if it timed out.
 type Exec func(ctx context.Context, containerID string, cmd []string, timeout time.Duration) (code int, output []byte, err error)
 
-// ErrTimeout is returned by Exec if the command timed out.
+// ErrTimeout is returned by Exec if the command did not exit within the timeout.
 var ErrTimeout = errors.New("command timed out")
 
-// Prober runs probes and hooks. Its methods are safe for concurrent use.
+// Prober runs probes and lifecycle hooks of containers. Its methods are safe for concurrent use.
 type Prober struct {
 	// Metrics counts results. It may be nil. It must be set before the first probe.
 	Metrics *Metrics
@@ -73,7 +74,8 @@ type Prober struct {
 	dialer      *net.Dialer
 }
 
-// New creates a Prober. version is the Kubernetes minor version, such as "1.37".
+// New returns a Prober that runs commands with exec. version is the Kubernetes minor version, such as "1.37",
+// for the user agent.
 func New(exec Exec, version string) *Prober {
 	return &Prober{exec: exec, userAgent: "kube-probe/" + version, dialer: &net.Dialer{FallbackDelay: -1, Control: setLinger}}
 }
@@ -87,7 +89,8 @@ func setLinger(_, _ string, c syscall.RawConn) error {
 	})
 }
 
-// Probe runs a probe once. The text describes the result. err is the cause of Unknown.
+// Probe runs a probe once. The text describes the result for events. err is the cause if the answer is
+// Unknown.
 func (p *Prober) Probe(ctx context.Context, t Target, spec *v1.Probe) (Answer, string, error) {
 	timeout := time.Duration(max(spec.TimeoutSeconds, 1)) * time.Second
 	switch {
@@ -111,7 +114,8 @@ func (p *Prober) Probe(ctx context.Context, t Target, spec *v1.Probe) (Answer, s
 	return Unknown, "", fmt.Errorf("missing probe handler for %s:%s", t.Pod.Name, t.Container.Name)
 }
 
-// literalVariables returns the container's environment variables that have literal values.
+// literalVariables returns the values of the container's environment variables that are in its spec, for the
+// expansion of commands. Variables whose value comes from another object are empty.
 func literalVariables(c *v1.Container) map[string]string {
 	out := map[string]string{}
 	for _, e := range c.Env {
@@ -120,6 +124,7 @@ func literalVariables(c *v1.Container) map[string]string {
 	return out
 }
 
+// orIP returns host or, if it is empty, ip.
 func orIP(host, ip string) string {
 	if host != "" {
 		return host
@@ -127,6 +132,7 @@ func orIP(host, ip string) string {
 	return ip
 }
 
+// command runs an exec probe. A timeout is a Failure.
 func (p *Prober) command(ctx context.Context, t Target, cmd []string, timeout time.Duration) (Answer, string, error) {
 	code, out, err := p.exec(ctx, t.ContainerID, cmd, timeout)
 	if len(out) > maxBody {
@@ -143,6 +149,7 @@ func (p *Prober) command(ctx context.Context, t Target, cmd []string, timeout ti
 	return Success, string(out), nil
 }
 
+// http runs an HTTP probe. A redirect to another host is a Warning.
 func (p *Prober) http(ctx context.Context, t Target, get *v1.HTTPGetAction, timeout time.Duration) (Answer, string, error) {
 	req, err := p.request(ctx, t, get)
 	if err != nil {
@@ -161,6 +168,7 @@ func (p *Prober) http(ctx context.Context, t Target, get *v1.HTTPGetAction, time
 	return Failure, fmt.Sprintf("HTTP probe failed with statuscode: %d", code), nil
 }
 
+// request returns the HTTP request of a probe or hook. It returns an error if the port is not valid.
 func (p *Prober) request(ctx context.Context, t Target, get *v1.HTTPGetAction) (*http.Request, error) {
 	port, err := portOf(get.Port, t.Container)
 	if err != nil {
@@ -199,8 +207,9 @@ func (p *Prober) request(ctx context.Context, t Target, get *v1.HTTPGetAction) (
 	return req, nil
 }
 
-// do sends a request on a separate connection. It follows redirects to the same host; a redirect to
-// another host is returned as the response.
+// do sends a request on a separate connection, and returns the status code and, with read, the body. It
+// follows redirects to the same host; a redirect to another host is returned as the response. A timeout of 0
+// means none.
 func (p *Prober) do(req *http.Request, timeout time.Duration, read bool) (code int, body string, err error) {
 	transport := &http.Transport{
 		DialContext:        p.dialer.DialContext,
@@ -235,6 +244,7 @@ func (p *Prober) do(req *http.Request, timeout time.Duration, read bool) (code i
 	return resp.StatusCode, string(content), nil
 }
 
+// tcp runs a TCP probe: it succeeds if a connection can be opened.
 func (p *Prober) tcp(ctx context.Context, host string, port int, timeout time.Duration) (Answer, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -246,6 +256,8 @@ func (p *Prober) tcp(ctx context.Context, host string, port int, timeout time.Du
 	return Success, "", nil
 }
 
+// grpc runs a gRPC probe: the server's health service must report service as serving. An empty service is the
+// server as a whole.
 func (p *Prober) grpc(ctx context.Context, host string, port int, service string, timeout time.Duration) (Answer, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -279,7 +291,8 @@ func (p *Prober) grpc(ctx context.Context, host string, port int, service string
 	return Success, "service healthy", nil
 }
 
-// portOf resolves a port, which may be a name.
+// portOf returns the number of a port, which may be the name of a port of the container. It returns an error
+// if the number is not valid or the container has no such port.
 func portOf(p intstr.IntOrString, c *v1.Container) (int, error) {
 	port := p.IntValue()
 	if p.Type == intstr.String {
@@ -295,13 +308,14 @@ func portOf(p intstr.IntOrString, c *v1.Container) (int, error) {
 	return port, nil
 }
 
-// isPlainHTTPResponse reports whether the server of an HTTPS request has responded with plain HTTP.
+// isPlainHTTPResponse reports whether err means that the server of an HTTPS request has responded with HTTP.
 func isPlainHTTPResponse(err error) bool {
 	return strings.Contains(err.Error(), "server gave HTTP response to HTTPS client")
 }
 
-// retryWithoutTLS retries a hook without TLS and without credentials, as upstream does for compatibility:
-// before hooks supported HTTPS, they were always called with HTTP.
+// retryWithoutTLS sends the request of an HTTPS hook again with HTTP and without credentials, as upstream
+// does for compatibility: before hooks supported HTTPS, they were always called with HTTP. A success emits an
+// event.
 func (p *Prober) retryWithoutTLS(t Target, req *http.Request) error {
 	plain := req.Clone(req.Context())
 	plain.URL.Scheme = "http"
@@ -316,7 +330,8 @@ func (p *Prober) retryWithoutTLS(t Target, req *http.Request) error {
 	return nil
 }
 
-// Hook runs a lifecycle hook until it has finished or ctx is done.
+// Hook runs the postStart or preStop hook h of a container until it has finished or ctx is done. The error is
+// for events. An HTTP hook succeeds if there is a response, regardless of its status code.
 func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) error {
 	failed := func(what string, err error) error {
 		return fmt.Errorf("%s for Container %q in Pod \"%s_%s(%s)\" failed - error: %w", what, t.Container.Name, t.Pod.Name, t.Pod.Namespace, t.Pod.UID, err)

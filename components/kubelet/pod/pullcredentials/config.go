@@ -18,8 +18,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Load reads the providers of a CredentialProviderConfig file, or of a directory of such files in
-// lexical order.
+// Load reads and validates the credential providers of a CredentialProviderConfig file, or of a directory of
+// such files in lexical order. A directory without such files is an error.
 func Load(path string) ([]kubeletv1.CredentialProvider, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -71,6 +71,7 @@ func decode(raw []byte) ([]kubeletv1.CredentialProvider, error) {
 	return c.Providers, nil
 }
 
+// validate returns an error that describes all invalid fields of the providers.
 func validate(list []kubeletv1.CredentialProvider) error {
 	var errs []error
 	if len(list) == 0 {

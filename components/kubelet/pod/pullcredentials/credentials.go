@@ -26,10 +26,10 @@ import (
 	providerv1 "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 )
 
-// execTimeout is the timeout of a provider.
+// execTimeout is how long a provider program may run.
 const execTimeout = time.Minute
 
-// maxResponseSize is the maximum size of a provider's response, in bytes.
+// maxResponseSize is the maximum size in bytes of a provider's output. Longer output is truncated.
 const maxResponseSize = 1 << 20
 
 // Config is the configuration of Providers. All fields are required unless their comment says
@@ -40,8 +40,8 @@ type Config struct {
 	Dir string
 	// Match reports whether an image matches a matchImages pattern.
 	Match func(pattern, image string) bool
-	// Account gets the service account of a pod. Token requests one of its tokens, bound to the
-	// pod. Both may be nil if no provider uses service account tokens.
+	// Account gets the service account of a pod. Token requests a token of that account, bound to the pod,
+	// for an audience. Both may be nil if no provider uses service account tokens.
 	Account func(ctx context.Context, pod *v1.Pod) (*v1.ServiceAccount, error)
 	Token   func(ctx context.Context, pod *v1.Pod, audience string) (string, error)
 	// Now returns the current time. The default is time.Now.
@@ -49,8 +49,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Providers runs credential providers and caches their responses as long as the responses specify.
-// Its methods are safe for concurrent use.
+// Providers runs the node's credential provider programs, and caches their responses as long as the responses
+// specify. Its methods are safe for concurrent use. A nil Providers has no credentials.
 type Providers struct {
 	cfg Config
 
@@ -59,18 +59,20 @@ type Providers struct {
 	flights map[string]*flight
 }
 
+// answer is a cached response: the credentials by image pattern, and until when they may be used.
 type answer struct {
 	auth  map[string]providerv1.AuthConfig
 	until time.Time
 }
 
+// flight is a run of a provider that is in progress. done is closed when the other fields are set.
 type flight struct {
 	done chan struct{}
 	auth map[string]providerv1.AuthConfig
 	err  error
 }
 
-// Credential is a credential for an image pull.
+// Credential is a credential that a provider has returned for an image pull.
 type Credential struct {
 	Auth *runtimeapi.AuthConfig
 	// Account is the service account whose token the credential was requested with. If it is nil,
@@ -78,7 +80,8 @@ type Credential struct {
 	Account *v1.ServiceAccount
 }
 
-// New returns Providers. It checks that the provider binaries exist.
+// New returns Providers. It returns an error if a provider program does not exist in Dir or is not
+// executable.
 func New(cfg Config) (*Providers, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -96,8 +99,8 @@ func New(cfg Config) (*Providers, error) {
 	return &Providers{cfg: cfg, cache: map[string]answer{}, flights: map[string]*flight{}}, nil
 }
 
-// For returns the credentials that all matching providers return for the image, in the order of the
-// providers. The failure of a provider is logged.
+// For returns the credentials that all providers whose matchImages match the image return for it, in the
+// order of the providers. A provider that fails is logged and skipped.
 func (p *Providers) For(ctx context.Context, pod *v1.Pod, image string) []Credential {
 	if p == nil {
 		return nil
@@ -120,7 +123,8 @@ func (p *Providers) For(ctx context.Context, pod *v1.Pod, image string) []Creden
 	return out
 }
 
-// UsesServiceAccounts reports whether a provider of the image uses the service account of the pod.
+// UsesServiceAccounts reports whether a provider whose matchImages match the image uses the service account
+// of the pod.
 func (p *Providers) UsesServiceAccounts(image string) bool {
 	if p == nil {
 		return false
@@ -134,7 +138,8 @@ func (p *Providers) UsesServiceAccounts(image string) bool {
 	return false
 }
 
-// Account returns the pod's service account, or nil if it has none.
+// Account returns the pod's service account. It returns nil if the pod has none or no service accounts are
+// configured.
 func (p *Providers) Account(ctx context.Context, pod *v1.Pod) (*v1.ServiceAccount, error) {
 	if p == nil || pod.Spec.ServiceAccountName == "" || p.cfg.Account == nil {
 		return nil, nil
@@ -142,6 +147,8 @@ func (p *Providers) Account(ctx context.Context, pod *v1.Pod) (*v1.ServiceAccoun
 	return p.cfg.Account(ctx, pod)
 }
 
+// getCredentials returns the credentials that one provider returns for the image, those with the most
+// specific pattern first. It returns none if the provider requires a service account and the pod has none.
 func (p *Providers) getCredentials(ctx context.Context, one *kubeletv1.CredentialProvider, pod *v1.Pod, image string) ([]Credential, error) {
 	request := providerv1.CredentialProviderRequest{Image: image}
 	request.Kind, request.APIVersion = "CredentialProviderRequest", one.APIVersion
@@ -190,7 +197,8 @@ func (p *Providers) getCredentials(ctx context.Context, one *kubeletv1.Credentia
 	return out, nil
 }
 
-// annotations returns the annotations of the service account that the provider requires or accepts.
+// annotations returns the annotations of the service account that the provider requires or accepts. A missing
+// required annotation is an error.
 func annotations(t *kubeletv1.ServiceAccountTokenAttributes, account *v1.ServiceAccount) (map[string]string, error) {
 	out := map[string]string{}
 	for _, key := range t.RequiredServiceAccountAnnotationKeys {
@@ -208,7 +216,7 @@ func annotations(t *kubeletv1.ServiceAccountTokenAttributes, account *v1.Service
 	return out, nil
 }
 
-// splitImage returns the registry of an image, and the image without tag and digest.
+// splitImage returns the registry of an image, and the image without tag and digest, which are cache keys.
 func splitImage(image string) (registry, repository string) {
 	repository, _, _ = strings.Cut(image, "@")
 	if i := strings.LastIndexByte(repository, ':'); i > strings.LastIndexByte(repository, '/') {
@@ -218,8 +226,9 @@ func splitImage(image string) (registry, repository string) {
 	return registry, repository
 }
 
-// cached returns the cached response, or runs the provider. Concurrent calls for the same request
-// share one run.
+// cached returns the cached response of a provider for the request r, or runs the provider. suffix makes the
+// cache key specific to a service account; it may be empty. Concurrent calls for the same request share one
+// run.
 func (p *Providers) cached(ctx context.Context, one *kubeletv1.CredentialProvider, r providerv1.CredentialProviderRequest, suffix string) (map[string]providerv1.AuthConfig, error) {
 	registry, repository := splitImage(r.Image)
 	keys := map[providerv1.PluginCacheKeyType]string{
@@ -281,7 +290,8 @@ func (p *Providers) cached(ctx context.Context, one *kubeletv1.CredentialProvide
 	}
 }
 
-// run runs the provider binary.
+// run runs the program of a provider, with the request as its input, and returns its response. The error has
+// what the program has written to standard error.
 func (p *Providers) run(ctx context.Context, one *kubeletv1.CredentialProvider, r providerv1.CredentialProviderRequest) (*providerv1.CredentialProviderResponse, error) {
 	in, err := json.Marshal(r)
 	if err != nil {
@@ -307,7 +317,7 @@ func (p *Providers) run(ctx context.Context, one *kubeletv1.CredentialProvider, 
 	return decodeResponse(out.Bytes(), one.APIVersion)
 }
 
-// decodeResponse decodes the response of a provider.
+// decodeResponse decodes the output of a provider. version is the API version that the response must have.
 func decodeResponse(raw []byte, version string) (*providerv1.CredentialProviderResponse, error) {
 	resp := &providerv1.CredentialProviderResponse{}
 	if err := json.Unmarshal(raw, resp); err != nil {
@@ -323,6 +333,7 @@ func decodeResponse(raw []byte, version string) (*providerv1.CredentialProviderR
 // limitedBuffer is a buffer that discards data beyond the maximum response size.
 type limitedBuffer struct{ bytes.Buffer }
 
+// Write appends p. It always reports success, so that the program can continue.
 func (b *limitedBuffer) Write(p []byte) (int, error) {
 	if room := maxResponseSize - b.Len(); room > 0 {
 		b.Buffer.Write(p[:min(room, len(p))])

@@ -10,8 +10,8 @@ import (
 	"hyperkube/internal/api/podrefs"
 )
 
-// check returns an error if a manifest's pod cannot be run: it is invalid, or it refers to API
-// objects, which static pods may not.
+// check returns an error if the pod of a manifest cannot be run: it is invalid, or it refers to API objects
+// such as Secrets, which is not permitted for static pods.
 func check(p *v1.Pod) error {
 	if errs := pod.Kind().Validate(context.Background(), p); len(errs) > 0 {
 		return fmt.Errorf("invalid pod: %v", errs)

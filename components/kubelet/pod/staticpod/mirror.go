@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// Mirrors creates and deletes the mirror pods of static pods. Its methods are safe for concurrent
-// use.
+// Mirrors creates and deletes the mirror pods of this node: for each static pod, a pod object in the API that
+// shows the static pod and has its status. Its methods are safe for concurrent use.
 type Mirrors struct {
 	Kube kubernetes.Interface
 	// Node returns the Node that owns the mirror pods, or nil while it is not known.
@@ -26,13 +26,14 @@ type Mirrors struct {
 	Changed func(uid types.UID)
 	Log     *slog.Logger
 
+	// mu guards static and mirror.
 	mu     sync.Mutex
 	static map[string]*v1.Pod // by namespace/name
 	mirror map[string]*v1.Pod
 	kick   chan struct{}
 }
 
-// NewMirrors creates Mirrors.
+// NewMirrors returns Mirrors without static pods. The parameters are the fields of the same name.
 func NewMirrors(kube kubernetes.Interface, node func() *v1.Node, changed func(types.UID), log *slog.Logger) *Mirrors {
 	return &Mirrors{
 		Kube: kube, Node: node, Changed: changed, Log: log,
@@ -40,8 +41,10 @@ func NewMirrors(kube kubernetes.Interface, node func() *v1.Node, changed func(ty
 	}
 }
 
+// key returns the namespace and name of a pod.
 func key(p *v1.Pod) string { return p.Namespace + "/" + p.Name }
 
+// wake makes Run compare the mirror pods with the static pods. It does not block.
 func (m *Mirrors) wake() {
 	select {
 	case m.kick <- struct{}{}:
@@ -49,7 +52,8 @@ func (m *Mirrors) wake() {
 	}
 }
 
-// Set adds or updates a static pod.
+// Set adds or updates a static pod. Run then creates its mirror pod, or replaces one of an earlier version of
+// the static pod.
 func (m *Mirrors) Set(p *v1.Pod) {
 	m.mu.Lock()
 	m.static[key(p)] = p
@@ -57,7 +61,7 @@ func (m *Mirrors) Set(p *v1.Pod) {
 	m.wake()
 }
 
-// Remove removes a static pod.
+// Remove removes the static pod with that UID. Run then deletes its mirror pod.
 func (m *Mirrors) Remove(uid types.UID) {
 	m.mu.Lock()
 	for k, p := range m.static {
@@ -69,7 +73,8 @@ func (m *Mirrors) Remove(uid types.UID) {
 	m.wake()
 }
 
-// Observe updates the observed state of a mirror pod. gone is true if it was deleted.
+// Observe must be called for each mirror pod of this node that the API has, after each change and, with gone,
+// after its deletion.
 func (m *Mirrors) Observe(p *v1.Pod, gone bool) {
 	m.mu.Lock()
 	k := key(p)
@@ -91,7 +96,8 @@ func (m *Mirrors) Observe(p *v1.Pod, gone bool) {
 	m.wake()
 }
 
-// Of returns the mirror pod of a static pod, or nil.
+// Of returns the mirror pod of a static pod. It returns nil if there is none, if it is being deleted, or if
+// it belongs to an earlier version of the static pod.
 func (m *Mirrors) Of(p *v1.Pod) *v1.Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -102,8 +108,8 @@ func (m *Mirrors) Of(p *v1.Pod) *v1.Pod {
 	return have
 }
 
-// Run reconciles the mirror pods until ctx is done. It must be started after the API's pods are
-// synced.
+// Run creates and deletes mirror pods until ctx is done. Failures are retried with a back-off. It must be
+// started after Observe was called for all mirror pods, because existing ones would be created again.
 func (m *Mirrors) Run(ctx context.Context) error {
 	retry := backoff.Backoff{First: 100 * time.Millisecond, Max: 10 * time.Second}
 	for {
@@ -125,7 +131,8 @@ func (m *Mirrors) Run(ctx context.Context) error {
 	}
 }
 
-// sync creates and deletes mirror pods. It reports whether all are up to date.
+// sync deletes mirror pods without a static pod or of an earlier version, and creates missing ones. It
+// returns false if that must be retried.
 func (m *Mirrors) sync(ctx context.Context) bool {
 	m.mu.Lock()
 	var remove, make_ []*v1.Pod
@@ -149,7 +156,7 @@ func (m *Mirrors) sync(ctx context.Context) bool {
 			GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &uid},
 		})
 		if err != nil && !apierrors.IsNotFound(err) {
-			m.Log.Warn("deleting mirror pod failed, will retry", "pod", key(p), "err", err)
+			m.Log.Warn("deleting mirror pod failed, the API shows an outdated static pod until a retry succeeds", "pod", key(p), "err", err)
 			ok = false
 		}
 		if apierrors.IsNotFound(err) {
@@ -169,14 +176,15 @@ func (m *Mirrors) sync(ctx context.Context) bool {
 			// The watch reports which pod exists.
 			ok = false
 		default:
-			m.Log.Warn("creating mirror pod failed, will retry", "pod", key(p), "err", err)
+			m.Log.Warn("creating mirror pod failed, the static pod is not visible in the API until a retry succeeds", "pod", key(p), "err", err)
 			ok = false
 		}
 	}
 	return ok
 }
 
-// mirrorOf returns the mirror pod of a static pod.
+// mirrorOf returns the mirror pod to create for a static pod. The Node owns it, so that it is deleted with
+// the Node.
 func mirrorOf(p *v1.Pod, node *v1.Node) *v1.Pod {
 	out := p.DeepCopy()
 	out.UID, out.ResourceVersion = "", ""

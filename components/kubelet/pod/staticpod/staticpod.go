@@ -28,16 +28,16 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Sink receives the pods. Each source calls its methods from its own goroutine.
+// Sink receives the static pods of the sources. Each source calls its methods from its own goroutine.
 type Sink interface {
-	// Set adds a pod. The UID changes with the manifest.
+	// Set adds a pod. A changed manifest results in another UID: the source removes the old pod before.
 	Set(p *v1.Pod)
-	// Remove removes a pod.
+	// Remove removes the pod with that UID, because its manifest was removed or has changed.
 	Remove(uid types.UID)
 }
 
-// Source watches a directory. Each file is the manifest of one pod, in YAML or JSON. Files whose
-// name begins with a dot are ignored. The path may also be that of a single manifest.
+// Source reads static pods from a directory and watches it. Each file is the manifest of one pod, in YAML or
+// JSON. Files whose name begins with a dot are ignored. The path may also be that of a single manifest.
 type Source struct {
 	Dir      string
 	NodeName string
@@ -47,7 +47,8 @@ type Source struct {
 	// It may be nil.
 	Ignored func(p *v1.Pod)
 
-	// ignored are these pods, by file.
+	// ignored are the UIDs of the pods that Ignored was called for, and known those of the pods that the sink
+	// has, by file.
 	ignored map[string]types.UID
 	known   map[string]types.UID // by file
 	// removed are the files that were removed since the last read, even if they were recreated.
@@ -59,8 +60,9 @@ type Source struct {
 // manifests are not read.
 const quietPeriod = 50 * time.Millisecond
 
-// Run watches the directory until ctx is done. It calls first once, after the first read. It
-// creates the directory if it does not exist.
+// Run passes the pods of the directory to the sink, and watches the directory until ctx is done. It calls
+// first once, after the first read. It creates the directory if it does not exist. It returns an error if the
+// directory cannot be watched.
 func (s *Source) Run(ctx context.Context, first func()) error {
 	dir := filepath.Clean(s.Dir)
 	watched := []string{filepath.Dir(dir), dir}
@@ -99,7 +101,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 				if event.Has(fsnotify.Create) && !s.single() {
 					_ = watcher.Remove(dir) // of a previous directory
 					if err := watcher.Add(dir); err != nil {
-						s.Log.Warn("watching the recreated static pod directory failed, changes of its files are not noticed", "directory", dir, "err", err)
+						s.Log.Warn("watching the recreated static pod directory failed, changes of manifests are not noticed: restart the kubelet", "directory", dir, "err", err)
 					}
 				}
 			case filepath.Dir(event.Name) != dir:
@@ -117,8 +119,9 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 	}
 }
 
-// read updates the sink to the content of the directory. If the directory does not exist, there are
-// no pods. An invalid manifest leaves its pod unchanged.
+// read reads the directory and updates the sink. If the directory does not exist, all pods are removed. A
+// manifest that is invalid leaves its running pod unchanged. If two manifests have pods of the same name,
+// only the first one is run.
 func (s *Source) read() {
 	paths, err := s.paths()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -143,11 +146,11 @@ func (s *Source) read() {
 		}
 		seen[path] = true
 		if err != nil {
-			s.Log.Warn("static pod manifest is invalid, ignoring it", "file", path, "err", err)
+			s.Log.Warn("static pod manifest is invalid, its pod is not started or continues with the previous manifest: correct the file", "file", path, "err", err)
 			continue
 		}
 		if other, taken := names[p.Namespace+"/"+p.Name]; taken {
-			s.Log.Warn("static pod ignored because another one has the same name", "pod", p.Namespace+"/"+p.Name, "file", path, "otherFile", other)
+			s.Log.Warn("static pod is not run because another manifest has a pod of the same name: rename or remove one of them", "pod", p.Namespace+"/"+p.Name, "file", path, "otherFile", other)
 			if s.Ignored != nil && s.ignored[path] != p.UID {
 				s.Ignored(p)
 			}
@@ -172,10 +175,10 @@ func (s *Source) read() {
 	}
 }
 
-// errNotRegularFile is returned for a path that is not a regular file.
+// errNotRegularFile is returned by load for a path that is not a regular file or does not exist.
 var errNotRegularFile = errors.New("not a regular file")
 
-// load loads the pod of a manifest file.
+// load returns the pod of a manifest file for the node. It returns errNotRegularFile if path must be ignored.
 func load(path, nodeName string) (*v1.Pod, error) {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {
@@ -191,8 +194,8 @@ func load(path, nodeName string) (*v1.Pod, error) {
 	return decodeFile(raw, path, nodeName)
 }
 
-// Problems returns an error for each manifest of a directory that is not run. A pod that was
-// running before continues to run with its previous manifest.
+// Problems returns an error for each manifest of a directory that the kubelet does not run, for diagnostics.
+// A pod that was running before continues to run with its previous manifest.
 func Problems(dir string) []error {
 	s := &Source{Dir: dir}
 	paths, err := s.paths()
@@ -220,13 +223,13 @@ func Problems(dir string) []error {
 	return problems
 }
 
-// single reports whether the path is that of a single manifest.
+// single reports whether Dir is the path of a single manifest instead of a directory.
 func (s *Source) single() bool {
 	info, err := os.Stat(s.Dir)
 	return err == nil && info.Mode().IsRegular()
 }
 
-// paths returns the paths of possible manifests.
+// paths returns the paths of the files in the directory that may be manifests.
 func (s *Source) paths() ([]string, error) {
 	if s.single() {
 		return []string{s.Dir}, nil
@@ -241,8 +244,8 @@ func (s *Source) paths() ([]string, error) {
 	return out, err
 }
 
-// decodeFile decodes a manifest and makes it a pod of this node: the node name is appended to its
-// name, and its UID is a hash of the content and the path.
+// decodeFile returns the pod of a manifest with the content raw, as decode does. file is the path of the
+// manifest; its modification time is stored in an annotation.
 func decodeFile(raw []byte, file, nodeName string) (*v1.Pod, error) {
 	doc, err := yaml.YAMLToJSON(raw)
 	if err != nil {
@@ -258,9 +261,12 @@ func decodeFile(raw []byte, file, nodeName string) (*v1.Pod, error) {
 	return p, nil
 }
 
+// annotationSeen is the annotation of static pods with the time of their last change.
 const annotationSeen = "kubernetes.io/config.seen"
 
-// decode decodes a pod from a file or a URL.
+// decode returns the pod of a manifest, a JSON document, as a pod of this node: the node name is appended to
+// its name, its UID is a hash of the content and the origin, and defaults are applied. source is "file" or
+// "http", and from the path or the URL. It returns an error if the pod cannot be run.
 func decode(doc []byte, source, from, nodeName string) (*v1.Pod, error) {
 	p := &v1.Pod{}
 	if err := json.Unmarshal(doc, p); err != nil {

@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// URL polls a web server for static pods: a pod or a list of pods, in YAML or JSON. If the document
-// cannot be fetched or is invalid, the pods are unchanged.
+// URL polls a web server for static pods: a pod or a list of pods, in YAML or JSON. If the document cannot be
+// fetched or is invalid, the static pods remain unchanged.
 type URL struct {
 	URL    string
 	Header http.Header
@@ -33,7 +33,8 @@ type URL struct {
 // maxDocumentSize is the maximum size of a document in bytes.
 const maxDocumentSize = 10 << 20
 
-// Run polls until ctx is done. It calls first once, after the first response.
+// Run passes the pods of the document to the sink, and polls the server until ctx is done. It calls first
+// once, after the first valid response. Errors are logged and retried in the next interval.
 func (u *URL) Run(ctx context.Context, first func()) error {
 	u.known = map[string]types.UID{}
 	client := &http.Client{Timeout: 10 * time.Second}
@@ -47,7 +48,7 @@ func (u *URL) Run(ctx context.Context, first func()) error {
 			return nil
 		case err != nil:
 			if !failed {
-				u.Log.Warn("fetching static pods from a URL failed, will retry", "url", u.URL, "err", err)
+				u.Log.Warn("fetching static pods from a URL failed, keeping the current static pods until a retry succeeds", "url", u.URL, "err", err)
 			}
 			failed = true
 		default:
@@ -66,6 +67,8 @@ func (u *URL) Run(ctx context.Context, first func()) error {
 	}
 }
 
+// fetch returns the pods of the document. It returns an error if the server does not respond with status 200
+// or if one of the pods is invalid.
 func (u *URL) fetch(ctx context.Context, client *http.Client) ([]*v1.Pod, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL, nil)
 	if err != nil {
@@ -90,7 +93,8 @@ func (u *URL) fetch(ctx context.Context, client *http.Client) ([]*v1.Pod, error)
 	return decodeList(raw, u.URL, u.NodeName)
 }
 
-// decodeList decodes a pod or a list of pods from a server, as decodeFile does for a file.
+// decodeList decodes the document raw, a pod or a list of pods in YAML or JSON, as decodeFile does for a
+// file. An error in one pod fails the whole list.
 func decodeList(raw []byte, url, nodeName string) ([]*v1.Pod, error) {
 	doc, err := yaml.YAMLToJSON(raw)
 	if err != nil {
@@ -137,7 +141,7 @@ func decodeList(raw []byte, url, nodeName string) ([]*v1.Pod, error) {
 	return out, nil
 }
 
-// update updates the sink to the server's pods.
+// update passes the changes from the pods known before to list to the sink.
 func (u *URL) update(list []*v1.Pod) {
 	seen := map[string]bool{}
 	for _, p := range list {

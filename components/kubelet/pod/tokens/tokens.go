@@ -17,7 +17,8 @@ import (
 	"hyperkube/components/kubelet/pod/objectcache"
 )
 
-// Cache requests service account tokens and caches them until they must be renewed. Its methods are safe for concurrent use.
+// Cache requests service account tokens of pods from the API server and caches them until they must be
+// renewed. Its methods are safe for concurrent use.
 type Cache struct {
 	kube kubernetes.Interface // may be nil
 
@@ -25,6 +26,7 @@ type Cache struct {
 	cache map[tokenKey]token
 }
 
+// tokenKey identifies a token by what it was requested for. seconds is the requested lifetime.
 type tokenKey struct {
 	pod      types.UID
 	account  string
@@ -32,29 +34,34 @@ type tokenKey struct {
 	seconds  int64
 }
 
+// token is a cached token. It must be renewed at refresh, before it expires.
 type token struct {
 	text             string
 	refresh, expires time.Time
 }
 
-// New creates a Cache. kube may be nil; then there are no tokens.
+// New returns an empty Cache. Without an API server kube is nil, and all requests fail.
 func New(kube kubernetes.Interface) *Cache {
 	return &Cache{kube: kube, cache: map[tokenKey]token{}}
 }
 
-// Token implements volume.Tokens.
+// Token returns the token of a projected volume source and when it must be renewed. It implements
+// volume.Tokens.
 func (t *Cache) Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTokenProjection) (string, time.Time, error) {
 	text, _, refresh, err := t.Bound(ctx, pod, p.Audience, p.ExpirationSeconds)
 	return text, refresh, err
 }
 
-// ForAudience returns a token with the default lifetime.
+// ForAudience returns a token for an audience with the default lifetime of one hour.
 func (t *Cache) ForAudience(ctx context.Context, pod *v1.Pod, audience string) (string, error) {
 	text, _, _, err := t.Bound(ctx, pod, audience, nil)
 	return text, err
 }
 
-// Bound implements csi.Tokens.
+// Bound returns a token of the pod's service account that is bound to the pod, when it expires, and when it
+// must be renewed: after 80 % of its lifetime, at most after a day. An empty audience is that of the API
+// server. lifetime is in seconds; nil means one hour. If the API server cannot be reached, a cached token is
+// returned until it expires. It implements csi.Tokens.
 func (t *Cache) Bound(ctx context.Context, pod *v1.Pod, audience string, lifetime *int64) (text string, expires, refresh time.Time, err error) {
 	none := time.Time{}
 	if t.kube == nil {
@@ -101,7 +108,7 @@ func (t *Cache) Bound(ctx context.Context, pod *v1.Pod, audience string, lifetim
 	return fresh.text, fresh.expires, fresh.refresh, nil
 }
 
-// Forget removes the tokens of a deleted pod.
+// Forget removes the tokens of a pod that was removed from the node.
 func (t *Cache) Forget(pod types.UID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	"hyperkube/internal/client"
 )
 
-// Watcher watches ClusterTrustBundles as soon as the first pod uses one: on most nodes no pod
-// does. Its methods are safe for concurrent use.
+// Watcher watches the ClusterTrustBundles of the cluster. It starts the watch when the first pod uses one,
+// because on most nodes no pod does. Its methods are safe for concurrent use.
 type Watcher struct {
 	kube kubernetes.Interface // may be nil
 	// changed is called after a bundle has changed.
@@ -31,13 +31,14 @@ type Watcher struct {
 	closed   bool
 }
 
-// New creates a Watcher. kube may be nil; then there are no bundles. changed is called after a bundle has
-// changed.
+// New returns a Watcher that watches nothing yet. kube may be nil; then Bundles returns an error. changed is
+// called after a bundle was added, has changed or was deleted; it must not block.
 func New(kube kubernetes.Interface, changed func()) *Watcher {
 	return &Watcher{kube: kube, changed: changed}
 }
 
-// Bundles implements volume.Trust.
+// Bundles returns all ClusterTrustBundles. The first call starts the watch. It waits up to ten seconds until
+// they are synced and then returns an error. It implements volume.TrustBundles.
 func (t *Watcher) Bundles(ctx context.Context) ([]*certificatesv1.ClusterTrustBundle, error) {
 	if t.kube == nil {
 		return nil, objectcache.ErrNoAPI
@@ -60,6 +61,7 @@ func (t *Watcher) Bundles(ctx context.Context) ([]*certificatesv1.ClusterTrustBu
 	return out, nil
 }
 
+// start returns the informer, and starts it on the first call. It returns an error after Close.
 func (t *Watcher) start() (cache.SharedIndexInformer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -91,7 +93,8 @@ func (t *Watcher) start() (cache.SharedIndexInformer, error) {
 	return informer, nil
 }
 
-// Close stops the watch and returns when it has stopped.
+// Close stops the watch and returns when it has stopped. Bundles then returns an error if no watch was
+// started before.
 func (t *Watcher) Close() {
 	t.mu.Lock()
 	t.closed = true

@@ -12,20 +12,19 @@ import (
 	"time"
 )
 
-// account is the user of the machine whose subordinate IDs are used for pods.
+// account is the name of the host's user whose subordinate IDs are used for the user namespaces of pods.
 const account = "kubelet"
 
-// getsubidsTimeout is the timeout of getsubids: subordinate IDs may be stored in a remote directory
-// service.
+// getsubidsTimeout is the timeout of the program getsubids, which may read a remote directory service.
 const getsubidsTimeout = 30 * time.Second
 
 // Ranges are the ID ranges that may be assigned to pods, by number: the IDs of range n begin at n
 // times Length. The zero value means all ranges but the host's own.
 type Ranges struct{ First, Count uint32 }
 
-// Configured returns the IDs that pods may use: the subordinate IDs of the user kubelet as the
-// program getsubids prints them, or all if there is no such user or program. most is the maximum
-// number of pods.
+// Configured returns the ID ranges that user namespaces of pods may use: the subordinate IDs of the user
+// kubelet as the program getsubids prints them, or the zero value if there is no such user or program. most
+// is the maximum number of pods. The ranges must suffice for them, otherwise it returns an error.
 //
 // https://kubernetes.io/docs/tasks/configure-pod-container/user-namespaces/
 func Configured(ctx context.Context, most int64) (Ranges, error) {
@@ -47,7 +46,8 @@ func Configured(ctx context.Context, most int64) (Ranges, error) {
 	})
 }
 
-// readRanges parses the subordinate user and group IDs that run returns. They must be the same.
+// readRanges returns the ranges in the output of getsubids, which run runs with arguments. The subordinate
+// user and group IDs must be the same.
 func readRanges(ctx context.Context, most int64, run func(ctx context.Context, args ...string) ([]byte, error)) (Ranges, error) {
 	ctx, cancel := context.WithTimeout(ctx, getsubidsTimeout)
 	defer cancel()
@@ -65,7 +65,8 @@ func readRanges(ctx context.Context, most int64, run func(ctx context.Context, a
 	return parse(string(users), most)
 }
 
-// parse reads a line such as "0: kubelet 65536 2147483648".
+// parse parses the output of getsubids, such as "0: kubelet 65536 2147483648". It returns an error if there
+// is not exactly one range, or the range does not consist of whole ranges for most pods.
 func parse(text string, most int64) (Ranges, error) {
 	text = strings.Trim(text, "\n")
 	fields := strings.Fields(text)

@@ -29,31 +29,36 @@ const (
 	file = "userns"
 )
 
-// Allocator assigns ranges to pods. It has no state: a range is in use as long as the directory of
-// its pod exists. The zero value is ready for use. Its methods are safe for concurrent use.
+// Allocator assigns a range of host IDs to each pod with a user namespace. It has no state: the range is
+// saved in the pod's directory and is in use as long as that directory exists. The zero value is ready for
+// use. Its methods are safe for concurrent use.
 type Allocator struct {
 	// Ranges are the ranges to assign. It is set before For is called.
 	Ranges Ranges
-	// Start is the index of the range at which the search begins, modulo the number of ranges.
-	// Several nodes on one machine do not know each other's pods; with different values of Start
-	// they assign different ranges.
+	// Start is the index of the range at which the search begins, modulo the number of ranges. Nodes that
+	// share a machine cannot see each other's pods; with different values of Start they assign different
+	// ranges.
 	Start uint32
 	mu    sync.Mutex
 }
 
+// record is the content of the file of a pod.
 type record struct {
 	UIDs []mapping `json:"uidMappings"`
 	GIDs []mapping `json:"gidMappings"`
 }
 
+// mapping maps Length IDs that begin at ContainerID in the pod to those that begin at HostID on the host.
 type mapping struct {
 	HostID      uint32 `json:"hostId"`
 	ContainerID uint32 `json:"containerId"`
 	Length      uint32 `json:"length"`
 }
 
-// For returns the ID mapping of a pod, the same as long as dir/UID exists. dir contains the pods'
-// directories.
+// For returns the ID mappings of the pod's user namespace. dir contains a directory for each pod. The
+// mappings are saved in the directory of the pod, which For creates, and remain the same as long as it
+// exists. It returns an error if no range is free, or if the file of any pod is unreadable, because that pod
+// may use any range.
 func (a *Allocator) For(dir string, uid types.UID) (*runtimeapi.UserNamespace, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -103,7 +108,8 @@ func (a *Allocator) For(dir string, uid types.UID) (*runtimeapi.UserNamespace, e
 	return nil, errors.New("no range of user IDs is free for the pod")
 }
 
-// load reads the first host ID of a pod's range.
+// load returns the first host ID of the range in the file at path. It returns an error that wraps
+// os.ErrNotExist if there is no file, and another error if its content is not valid.
 func load(path string) (uint32, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -120,6 +126,7 @@ func load(path string) (uint32, error) {
 	return r.UIDs[0].HostID, nil
 }
 
+// namespace returns the mappings of a pod whose range begins at the host ID first.
 func namespace(first uint32) *runtimeapi.UserNamespace {
 	m := func() []*runtimeapi.IDMapping { return []*runtimeapi.IDMapping{{HostId: first, Length: Length}} }
 	return &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_POD, Uids: m(), Gids: m()}

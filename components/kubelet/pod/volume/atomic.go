@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// File is one file of a payload.
+// File is one file that the kubelet writes into a volume.
 type File struct {
 	Data []byte
 	Mode os.FileMode
@@ -21,19 +21,21 @@ type File struct {
 	User *int64
 }
 
-// Payload maps paths relative to the volume to files. Paths are clean and do not leave the volume,
-// and none of their elements begins with "..".
+// Payload is the files that a volume must contain, by their path relative to the volume. writeAtomically
+// rejects absolute paths and paths that leave the volume or begin with "..".
 type Payload map[string]File
 
+// Names in a volume: dataLink is the symbolic link to the directory with the current files, and tempLink is
+// the new link before it replaces dataLink.
 const (
 	dataLink = "..data"
 	tempLink = "..data_tmp"
 )
 
-// writeAtomically makes dir contain exactly payload. Readers see either the old or the new files,
-// never a mix: the files are in a separate directory, ..data is a symbolic link to that directory,
-// and the paths that users see are links into ..data. Nothing is written if nothing changed. group,
-// if not nil, gets read access to the files (fsGroup).
+// writeAtomically makes the volume directory dir contain exactly the files of payload. Containers see either
+// the old or the new files, never a mix: the files are in a separate directory, ..data is a symbolic link to
+// that directory, and the paths that containers use are links into ..data. Nothing is written if the content
+// is unchanged. group, if not nil, gets read access to the files (fsGroup).
 func writeAtomically(dir string, payload Payload, group *int64) error {
 	for p := range payload {
 		if err := checkPath(p); err != nil {
@@ -85,6 +87,7 @@ func switchTo(dir, fresh string) error {
 	return nil
 }
 
+// checkPath returns an error, with upstream's text, if p is not a path that a file of a Payload may have.
 func checkPath(p string) error {
 	switch {
 	case p == "":
@@ -129,7 +132,8 @@ func unchanged(dir string, payload Payload) bool {
 	return true
 }
 
-// writeFresh creates the directory fresh and writes payload into it.
+// writeFresh creates the directory fresh and writes payload into it. After an error the caller must remove
+// the directory.
 func writeFresh(fresh string, payload Payload, group *int64) error {
 	// Errors name the path in the volume, because that of fresh differs with each attempt.
 	fail := func(verb, name string, err error) error {
@@ -168,7 +172,8 @@ func writeFresh(fresh string, payload Payload, group *int64) error {
 	return nil
 }
 
-// linkAll creates a link into ..data for the first element of every path.
+// linkAll creates, in the volume directory dir, a link into ..data for the first element of every path of
+// payload. Existing entries are not replaced.
 func linkAll(dir string, payload Payload) error {
 	for p := range payload {
 		name, _, _ := strings.Cut(path.Clean(p), "/")

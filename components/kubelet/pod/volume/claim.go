@@ -13,7 +13,8 @@ import (
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 )
 
-// Claims gets claims and the volumes that they are bound to. Errors are those of the API.
+// Claims reads PersistentVolumeClaims and the PersistentVolumes that they are bound to. Errors are those of
+// the API.
 type Claims interface {
 	Claim(ctx context.Context, namespace, name string) (*v1.PersistentVolumeClaim, error)
 	Volume(ctx context.Context, name string) (*v1.PersistentVolume, error)
@@ -49,16 +50,17 @@ type PersistentType interface {
 	SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, error)
 }
 
-// BlockType is a PersistentType that supports block devices.
+// BlockType is a PersistentType that supports volumes of volumeMode Block: containers get a device instead of
+// a mounted file system.
 type BlockType interface {
-	// SetUpBlock is like SetUpPersistent, for volumes of volumeMode Block: Dir is
-	// …/volumeDevices/NAME/PV, and the Result has a Device.
+	// SetUpBlock is like SetUpPersistent. Dir of the request is …/volumeDevices/NAME/PV, and the Result has a
+	// Device instead of a Path.
 	SetUpBlock(ctx context.Context, r PersistentRequest) (Result, error)
 }
 
-// Claim is the Type of volumes that refer to a PersistentVolumeClaim, including the claim of an
-// ephemeral volume.
-// https://kubernetes.io/docs/concepts/storage/persistent-volumes/
+// Claim is the Type of volumes that refer to a PersistentVolumeClaim, including the claim of a generic
+// ephemeral volume. It finds the PersistentVolume of the claim, checks that this node may use it, and sets it
+// up by the PersistentType of the volume. |https://kubernetes.io/docs/concepts/storage/persistent-volumes/
 type Claim struct {
 	Claims Claims
 	// Node returns the Node object, or nil while it is not known.
@@ -66,13 +68,15 @@ type Claim struct {
 	Types []PersistentType
 }
 
-// Name implements Type. It is empty because the directory is that of the persistent volume's type.
+// Name returns "", because the directory of the volume is that of its PersistentType.
 func (Claim) Name() string { return "" }
 
-// Is implements Type.
+// Is reports whether v refers to a claim.
 func (Claim) Is(v *v1.Volume) bool { return RefersToClaim(v) }
 
-// SetUp implements Type.
+// SetUp sets up the PersistentVolume that the claim is bound to. It returns an error, to be retried, while
+// the claim is not bound or the Node object is unknown, and if the pod, the node or the volume mode does not
+// match the volume.
 func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {
 	name, readOnly := r.Pod.Name+"-"+r.Volume.Name, false
 	if src := r.Volume.PersistentVolumeClaim; src != nil {
@@ -122,6 +126,8 @@ func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {
 	return Result{}, ErrUnsupported
 }
 
+// setUp sets up a PersistentVolume by its type own. volumes is the pod's volumes directory, and block is true
+// for volumeMode Block. Errors of the type are returned as a Failure, which appears in the pod's events.
 func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentRequest, volumes string, block bool) (Result, error) {
 	parent, setUp, operation := filepath.Join(volumes, own.Name()), own.SetUpPersistent, "MountVolume.SetUp"
 	if block {
@@ -167,8 +173,9 @@ func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentReques
 // pvcProtection is the finalizer that protects claims in use by pods from deletion.
 const pvcProtection = "kubernetes.io/pvc-protection"
 
-// checkSinglePodAccess returns an error if a ReadWriteOncePod volume is already in use by another pod of this
-// node.
+// checkSinglePodAccess returns an error if the access mode of the volume is ReadWriteOncePod and another pod
+// of this node already uses it. volumes is the volumes directory of the requesting pod, and kind the
+// directory name of the volume's type.
 func checkSinglePodAccess(volumes, kind string, pv *v1.PersistentVolume) error {
 	if len(pv.Spec.AccessModes) != 1 || pv.Spec.AccessModes[0] != v1.ReadWriteOncePod {
 		return nil
@@ -180,8 +187,9 @@ func checkSinglePodAccess(volumes, kind string, pv *v1.PersistentVolume) error {
 	return err
 }
 
-// usedByOtherPod reports whether another pod on this node uses a volume. volumes is the volumes
-// directory of the requesting pod.
+// usedByOtherPod reports whether another pod on this node uses a PersistentVolume, that is, has a directory
+// for it. volumes is the volumes directory of the requesting pod, and kind the directory name of the volume's
+// type.
 func usedByOtherPod(volumes, kind string, pv *v1.PersistentVolume) (bool, error) {
 	// …/pods/UID/volumes
 	own := filepath.Dir(volumes)
@@ -203,7 +211,8 @@ func usedByOtherPod(volumes, kind string, pv *v1.PersistentVolume) (bool, error)
 	return false, nil
 }
 
-// usageModes reports whether the pod's containers use a volume as a file system, as a device, or both.
+// usageModes reports whether the init and app containers of the pod use the volume of that name as a file
+// system (volumeMounts), as a device (volumeDevices), or both.
 func usageModes(pod *v1.Pod, name string) (mounts, devices bool) {
 	look := func(list []v1.Container) {
 		for i := range list {
@@ -220,7 +229,8 @@ func usageModes(pod *v1.Pod, name string) (mounts, devices bool) {
 	return mounts, devices
 }
 
-// makeDir creates the pod's directory for a volume that is used at its original path.
+// makeDir creates Dir, which shows that the pod uses the volume. It stays empty if the volume is used at its
+// original path on the node.
 func (r PersistentRequest) makeDir() error {
 	if err := os.Mkdir(r.Dir, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("creating the volume's directory: %w", err)

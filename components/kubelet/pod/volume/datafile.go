@@ -11,10 +11,9 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// SaveData saves the data that is needed to tear down a volume in a file in the directory beside its
-// mount. The write is atomic and synced to disk before Keep returns: a volume without this file
-// would never be torn down. Keep creates the directory, and does not write if the content is
-// unchanged.
+// SaveData writes what, the data that is needed to tear down a volume, as JSON to the file in the directory
+// dir, which it creates. The write is atomic and synced to disk: a volume without this file would never be
+// torn down. It must be called before the volume is mounted. It does not write if the content is unchanged.
 func SaveData(dir, file string, what any) error {
 	raw, err := json.Marshal(what)
 	if err != nil {
@@ -33,9 +32,9 @@ func SaveData(dir, file string, what any) error {
 	return nil
 }
 
-// RemoveData removes the file written by Keep, remains of interrupted writes, the empty mount point
-// unless it is "", and the directory, which must contain nothing else. Files that do not exist are
-// not an error.
+// RemoveData removes what SaveData has written to dir after the teardown of the volume: the file, remains of
+// interrupted writes, the empty directory mountPoint in dir unless it is "", and dir itself. It returns an
+// error if anything else is in dir. Files that do not exist are not an error.
 func RemoveData(dir, file, mountPoint string) error {
 	half, err := filepath.Glob(filepath.Join(dir, "."+file+"*"))
 	if err != nil {

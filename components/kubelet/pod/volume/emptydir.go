@@ -14,22 +14,24 @@ import (
 	"k8s.io/component-helpers/resource"
 )
 
-// EmptyDir is a directory that exists as long as its pod, on disk or in memory.
+// EmptyDir is the Type of emptyDir volumes: directories that exist as long as their pod, on disk, in memory
+// or in huge pages.
 type EmptyDir struct {
 	// Allocatable returns the allocatable resources of the node; memory volumes are not larger than
 	// its memory.
 	Allocatable func() v1.ResourceList
 }
 
-// Name implements Type.
+// Name returns the name of the directory of emptyDir volumes in a pod's volumes directory.
 func (EmptyDir) Name() string { return "kubernetes.io~empty-dir" }
 
-// Is implements Type.
+// Is reports whether v is an emptyDir. A volume without a source is one, too.
 func (EmptyDir) Is(v *v1.Volume) bool {
 	return v.EmptyDir != nil || v.VolumeSource == v1.VolumeSource{}
 }
 
-// SetUp implements Type.
+// SetUp creates the directory, mounts a tmpfs or huge pages there if the medium requires it, and changes the
+// group to the pod's fsGroup. An existing directory is kept with its content.
 func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 	fresh, err := makeDir(r.Dir)
 	if err != nil {
@@ -61,9 +63,9 @@ func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 	return Result{Path: r.Dir, Relabel: true}, nil
 }
 
-// mountHugePages mounts a file system of huge pages at dir unless it is mounted. suffix is empty,
-// for the only page size that the pod's containers request, or "-" and a size.
-// https://kubernetes.io/docs/tasks/manage-hugepages/scheduling-hugepages/
+// mountHugePages mounts a file system of huge pages at dir unless one is mounted. suffix is the part of the
+// medium after "HugePages": "-" and a page size, or empty for the only page size that the pod's containers
+// request. It returns an error if the containers do not request pages of that size.
 func mountHugePages(pod *v1.Pod, dir, suffix string) error {
 	if mounted, err := mountinfo.Mounted(dir); err != nil || mounted {
 		return err
@@ -96,7 +98,7 @@ func mountHugePages(pod *v1.Pod, dir, suffix string) error {
 	return nil
 }
 
-// makeDir creates a world-writable directory and reports whether it is new.
+// makeDir creates a directory that every user can write to, and reports whether it is new.
 func makeDir(dir string) (bool, error) {
 	err := os.Mkdir(dir, 0o777)
 	if errors.Is(err, os.ErrExist) {
@@ -111,6 +113,8 @@ func makeDir(dir string) (bool, error) {
 	return true, nil
 }
 
+// size returns the size of a memory volume in bytes: the smallest of its sizeLimit, the pod's memory limit
+// and the allocatable memory of the node. 0 means no limit.
 func (t EmptyDir) size(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
 	var size int64
 	smaller := func(v int64) {

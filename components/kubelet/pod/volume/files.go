@@ -15,16 +15,17 @@ import (
 	"hyperkube/components/kubelet/pod/env"
 )
 
-// ConfigMapVolume presents the keys of a ConfigMap as files.
+// ConfigMapVolume is the Type of configMap volumes, which contain the keys of a ConfigMap as files.
 type ConfigMapVolume struct{ Objects Objects }
 
-// Name implements Type.
+// Name returns the name of the directory of configMap volumes in a pod's volumes directory.
 func (ConfigMapVolume) Name() string { return "kubernetes.io~configmap" }
 
-// Is implements Type.
+// Is reports whether v is a configMap volume.
 func (ConfigMapVolume) Is(v *v1.Volume) bool { return v.ConfigMap != nil }
 
-// SetUp implements Type.
+// SetUp writes the selected keys of the ConfigMap, or updates them. It returns an error if the ConfigMap or a
+// key does not exist, unless the volume is optional.
 func (t ConfigMapVolume) SetUp(ctx context.Context, r Request) (Result, error) {
 	src := r.Volume.ConfigMap
 	payload := Payload{}
@@ -35,16 +36,17 @@ func (t ConfigMapVolume) SetUp(ctx context.Context, r Request) (Result, error) {
 	return write(r, payload, false, time.Time{})
 }
 
-// SecretVolume presents the keys of a Secret as files, in memory.
+// SecretVolume is the Type of secret volumes, which contain the keys of a Secret as files in memory.
 type SecretVolume struct{ Objects Objects }
 
-// Name implements Type.
+// Name returns the name of the directory of secret volumes in a pod's volumes directory.
 func (SecretVolume) Name() string { return "kubernetes.io~secret" }
 
-// Is implements Type.
+// Is reports whether v is a secret volume.
 func (SecretVolume) Is(v *v1.Volume) bool { return v.Secret != nil }
 
-// SetUp implements Type.
+// SetUp writes the selected keys of the Secret, or updates them. It returns an error if the Secret or a key
+// does not exist, unless the volume is optional.
 func (t SecretVolume) SetUp(ctx context.Context, r Request) (Result, error) {
 	src := r.Volume.Secret
 	payload := Payload{}
@@ -55,16 +57,18 @@ func (t SecretVolume) SetUp(ctx context.Context, r Request) (Result, error) {
 	return write(r, payload, true, time.Time{})
 }
 
-// DownwardAPI presents fields of the pod as files.
+// DownwardAPI is the Type of downwardAPI volumes, which contain fields of the pod as files in memory.
+// Allocatable returns the allocatable resources of the node, which are the limits of containers without
+// limits; it may be nil.
 type DownwardAPI struct{ Allocatable func() v1.ResourceList }
 
-// Name implements Type.
+// Name returns the name of the directory of downwardAPI volumes in a pod's volumes directory.
 func (DownwardAPI) Name() string { return "kubernetes.io~downward-api" }
 
-// Is implements Type.
+// Is reports whether v is a downwardAPI volume.
 func (DownwardAPI) Is(v *v1.Volume) bool { return v.DownwardAPI != nil }
 
-// SetUp implements Type.
+// SetUp writes the selected fields of the pod, or updates them.
 func (t DownwardAPI) SetUp(_ context.Context, r Request) (Result, error) {
 	payload := Payload{}
 	if err := addDownward(payload, r.Pod, r.Volume.DownwardAPI.Items, mode(r.Volume.DownwardAPI.DefaultMode), t.Allocatable); err != nil {
@@ -73,23 +77,26 @@ func (t DownwardAPI) SetUp(_ context.Context, r Request) (Result, error) {
 	return write(r, payload, true, time.Time{})
 }
 
-// Projected presents several sources in one directory, in memory.
+// Projected is the Type of projected volumes, which combine several sources, such as tokens and ConfigMaps,
+// in one directory in memory.
 type Projected struct {
 	Objects     Objects
 	Tokens      Tokens
 	Allocatable func() v1.ResourceList
-	// Trust and Certificates may be nil: then there are none.
+	// Trust and Certificates may be nil. Volumes with such sources then fail.
 	Trust        TrustBundles
 	Certificates Certificates
 }
 
-// Name implements Type.
+// Name returns the name of the directory of projected volumes in a pod's volumes directory.
 func (Projected) Name() string { return "kubernetes.io~projected" }
 
-// Is implements Type.
+// Is reports whether v is a projected volume.
 func (Projected) Is(v *v1.Volume) bool { return v.Projected != nil }
 
-// SetUp implements Type.
+// SetUp writes the files of all sources, or updates them. Refresh of the Result is when the first token or
+// certificate must be renewed. If sources fail, nothing is written, and the error contains all of their
+// errors.
 func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 	src := r.Volume.Projected
 	def := mode(src.DefaultMode)
@@ -137,7 +144,8 @@ func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 	return write(r, payload, true, refresh)
 }
 
-// write writes the volume's files to disk or into memory.
+// write writes payload into the volume's directory on disk or, with memory, into a tmpfs mounted there, and
+// changes the group to the pod's fsGroup. refresh is that of the Result.
 func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, error) {
 	fresh, err := makeDir(r.Dir)
 	if err != nil {
@@ -167,7 +175,8 @@ type keys struct {
 	optional bool           // the object and its keys need not exist
 }
 
-// addConfigMap adds a ConfigMap's keys to payload.
+// addConfigMap adds the keys that k selects of a ConfigMap to payload. A missing ConfigMap is an error unless
+// k is optional.
 func addConfigMap(ctx context.Context, objects Objects, payload Payload, namespace, name string, k keys) error {
 	cm, err := objects.ConfigMap(ctx, namespace, name)
 	if err != nil {
@@ -184,7 +193,8 @@ func addConfigMap(ctx context.Context, objects Objects, payload Payload, namespa
 	return k.add(payload, data, "configmap references non-existent config key: %s")
 }
 
-// addSecret adds a Secret's keys to payload.
+// addSecret adds the keys that k selects of a Secret to payload. A missing Secret is an error unless k is
+// optional.
 func addSecret(ctx context.Context, objects Objects, payload Payload, namespace, name string, k keys) error {
 	s, err := objects.Secret(ctx, namespace, name)
 	if err != nil {
@@ -196,8 +206,8 @@ func addSecret(ctx context.Context, objects Objects, payload Payload, namespace,
 	return k.add(payload, s.Data, "references non-existent secret key: %s")
 }
 
-// add adds the selected keys of data to payload. missing is the format of the error for a key that
-// does not exist.
+// add adds the selected keys of data to payload. missing is the format of the error for a selected key that
+// data does not have, unless k is optional.
 func (k keys) add(payload Payload, data map[string][]byte, missing string) error {
 	if len(k.items) == 0 {
 		for key, v := range data {
@@ -222,6 +232,8 @@ func (k keys) add(payload Payload, data map[string][]byte, missing string) error
 	return nil
 }
 
+// addDownward adds the fields of the pod that items select to payload. def is the default mode. allocatable
+// returns the node's allocatable resources; it may be nil.
 func addDownward(payload Payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile, def os.FileMode, allocatable func() v1.ResourceList) error {
 	for i := range items {
 		item := &items[i]
@@ -255,8 +267,8 @@ func addDownward(payload Payload, pod *v1.Pod, items []v1.DownwardAPIVolumeFile,
 	return nil
 }
 
-// ownFile returns a file owned by user or, if that is nil, by the user that all containers run as.
-// With an owner or an fsGroup the mode is 0600.
+// ownFile returns a file with a credential, such as a token. Its owner is user or, if that is nil, the user
+// that all containers run as. With an owner or an fsGroup the mode is 0600, otherwise def.
 func ownFile(pod *v1.Pod, data []byte, user *int64, def os.FileMode) File {
 	f := File{Data: data, Mode: def, User: user}
 	if f.User == nil {
@@ -268,7 +280,8 @@ func ownFile(pod *v1.Pod, data []byte, user *int64, def os.FileMode) File {
 	return f
 }
 
-// fsUser returns the user that all containers run as, or nil if they differ.
+// fsUser returns the user that all init and app containers run as, or nil if they differ or one does not
+// specify it.
 func fsUser(pod *v1.Pod) *int64 {
 	var def *int64
 	if pod.Spec.SecurityContext != nil {
@@ -297,6 +310,7 @@ func fsUser(pod *v1.Pod) *int64 {
 	return user
 }
 
+// mode returns the mode of files of a volume, which defaults to 0644.
 func mode(m *int32) os.FileMode {
 	if m == nil {
 		return 0o644
@@ -304,17 +318,16 @@ func mode(m *int32) os.FileMode {
 	return os.FileMode(*m)
 }
 
-// Image is a volume whose content is an image; the runtime mounts it.
+// Image is the Type of image volumes, whose content is a container image.
 type Image struct{}
 
-// Name implements Type.
+// Name returns the name of the directory of image volumes in a pod's volumes directory.
 func (Image) Name() string { return "kubernetes.io~image" }
 
-// Is implements Type.
+// Is reports whether v is an image volume.
 func (Image) Is(v *v1.Volume) bool { return v.Image != nil }
 
-// SetUp implements Type. It sets up nothing on the host, because the container runtime pulls and
-// mounts the image.
+// SetUp sets up nothing on the host, because the container runtime pulls and mounts the image.
 func (Image) SetUp(_ context.Context, r Request) (Result, error) {
 	return Result{Image: r.Volume.Image, ReadOnly: true}, nil
 }

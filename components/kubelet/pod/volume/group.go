@@ -15,10 +15,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// ChangeGroup changes the group of a volume to a pod's fsGroup. With the policy OnRootMismatch it does
-// nothing if the root directory already has that group. report, which may be nil, is called with
-// upstream's message when the change takes long. It is not called after GiveTo has returned.
-// https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods
+// ChangeGroup changes the group of the volume at root to group, the pod's fsGroup, including all files in it.
+// With the policy OnRootMismatch it does nothing if the root directory already has that group. report, which
+// may be nil, is called with upstream's message when the change takes long. It is not called after
+// ChangeGroup has returned.
+// |https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods
 func ChangeGroup(pod *v1.Pod, root string, group int64, report func(message string)) error {
 	_, below, ok := strings.Cut(root, string(pod.UID))
 	name := root
@@ -60,14 +61,14 @@ func lacksGroup(dir string) bool {
 	return unix.Stat(dir, &st) == nil && st.Gid == 0 && st.Mode&unix.S_ISGID == 0
 }
 
-// setGroup changes the group of a directory tree for fsGroup: the group gets read access, and write
-// access unless readOnly is set; files created later in its directories inherit the group. Files
-// that disappear during the change are ignored.
+// setGroup changes the group of the directory tree root to group for fsGroup. The group gets read access and,
+// unless readOnly, write access. Files created later in its directories inherit the group. Files that
+// disappear during the change are ignored.
 func setGroup(root string, group int64, readOnly bool) error {
 	return setGroupCounting(root, group, readOnly, &atomic.Int64{})
 }
 
-// setGroupCounting is setGroup that also counts the files.
+// setGroupCounting is setGroup that also adds the number of processed files to files.
 func setGroupCounting(root string, group int64, readOnly bool, files *atomic.Int64) error {
 	g := groupChange{group: int(group), mask: 0o660, files: files}
 	if readOnly {
@@ -88,7 +89,7 @@ type groupChange struct {
 	files *atomic.Int64
 }
 
-// apply changes the group of the entry name of the directory dir and of everything below it.
+// apply changes the group of the entry name of the directory descriptor dir and of everything below it.
 func (g *groupChange) apply(dir int, name string) error {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {

@@ -11,19 +11,21 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// HostPath is a volume that is a path of the node.
+// HostPath is the Type of hostPath volumes, and the PersistentType of PersistentVolumes with a hostPath:
+// paths of the node, which containers use directly.
 type HostPath struct {
-	// Alias maps the path by which pods know the kubelet's root directory.
+	// Alias maps the path that pods use for the kubelet's root directory to the actual one.
 	Alias layout.Alias
 }
 
-// Name implements Type.
+// Name returns the name of the directory of hostPath volumes in a pod's volumes directory.
 func (HostPath) Name() string { return "kubernetes.io~host-path" }
 
-// Is implements Type.
+// Is reports whether v is a hostPath volume.
 func (HostPath) Is(v *v1.Volume) bool { return v.HostPath != nil }
 
-// SetUp implements Type.
+// SetUp checks the type of the path, or creates the path if the volume's type is DirectoryOrCreate or
+// FileOrCreate.
 func (t HostPath) SetUp(_ context.Context, r Request) (Result, error) {
 	path := t.Alias.ToActual(r.Volume.HostPath.Path)
 	kind := v1.HostPathUnset
@@ -70,13 +72,14 @@ func checkHostPath(path string, kind v1.HostPathType) error {
 	return nil
 }
 
-// hostPathNames are the names of the types in messages.
+// hostPathNames are the names of the types in upstream's messages.
 var hostPathNames = map[v1.HostPathType]string{
 	v1.HostPathDirectoryOrCreate: "directory", v1.HostPathDirectory: "directory", v1.HostPathFileOrCreate: "file", v1.HostPathFile: "file",
 	v1.HostPathSocket: "socket file", v1.HostPathCharDev: "character device", v1.HostPathBlockDev: "block device",
 }
 
-// hostPathType returns the type of a path.
+// hostPathType returns the type of an existing path. Its errors are those of os.Stat, or that the file has
+// another type.
 func hostPathType(path string) (v1.HostPathType, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -97,7 +100,7 @@ func hostPathType(path string) (v1.HostPathType, error) {
 	return "", errors.New("only recognise file, directory, socket, block device and character device")
 }
 
-// notFoundError is the error for a path that does not exist.
+// notFoundError is the error for a path that does not exist, with upstream's text. It wraps os.ErrNotExist.
 type notFoundError struct{ path string }
 
 func (a *notFoundError) Error() string { return fmt.Sprintf("path %q does not exist", a.path) }

@@ -13,10 +13,10 @@ import (
 	"hyperkube/internal/pod/localpath"
 )
 
-// Local is the type of persistent volumes that are paths of the node.
+// Local is the PersistentType of local PersistentVolumes: directories or block devices of the node.
 type Local struct {
-	// Root is the directory of the volumes of the built-in provisioner. Each is a directory that
-	// is created on first use.
+	// Root is the directory of the volumes of the built-in provisioner. Such a volume is a directory that
+	// SetUpPersistent creates.
 	Root string
 	// Warn records a warning event for a pod; it may be nil.
 	Warn func(pod *v1.Pod, reason, message string)
@@ -24,8 +24,8 @@ type Local struct {
 	WarnVolume func(pv *v1.PersistentVolume, reason, message string)
 }
 
-// slowChangeReporter returns a function that reports in an event that a change of the group takes long; nil
-// without events.
+// slowChangeReporter returns a function that emits an event that changing the group of the pod's volume takes
+// long, or nil if Warn is nil.
 func (t Local) slowChangeReporter(pod *v1.Pod) func(message string) {
 	if t.Warn == nil {
 		return nil
@@ -33,13 +33,15 @@ func (t Local) slowChangeReporter(pod *v1.Pod) func(message string) {
 	return func(message string) { t.Warn(pod, "VolumePermissionChangeInProgress", message) }
 }
 
-// Name implements PersistentType.
+// Name returns the name of the directory of local volumes in a pod's volumes directory.
 func (Local) Name() string { return "kubernetes.io~local-volume" }
 
-// IsPersistent implements PersistentType.
+// IsPersistent reports whether pv is a local volume.
 func (Local) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.Local != nil }
 
-// SetUpPersistent implements PersistentType. The pod uses the original path.
+// SetUpPersistent checks a directory, which the pod uses at its original path, or mounts a block device in
+// the pod's directory and formats it if it is empty. It changes the group to the pod's fsGroup on first use.
+// Directories of the built-in provisioner are created.
 func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, error) {
 	path := r.PV.Spec.Local.Path
 	if localpath.IsManaged(r.PV) && filepath.Dir(path) == filepath.Clean(t.Root) {
@@ -88,8 +90,8 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 	return Result{Path: path, Relabel: !r.ReadOnly}, nil
 }
 
-// changeGroup changes the volume's group to the pod's fsGroup, unless another pod uses it. In that case it
-// records an event if the groups differ.
+// changeGroup changes the group of the volume at path to group, the pod's fsGroup. If another pod uses the
+// volume, it only emits an event if the groups differ.
 func (t Local) changeGroup(r PersistentRequest, path string, group int64) error {
 	used, err := usedByOtherPod(filepath.Dir(filepath.Dir(r.Dir)), t.Name(), r.PV)
 	if err != nil {
@@ -108,12 +110,13 @@ func (t Local) changeGroup(r PersistentRequest, path string, group int64) error 
 	return nil
 }
 
-// SetUpBlock implements BlockType.
+// SetUpBlock returns the block device of the volume.
 func (Local) SetUpBlock(_ context.Context, r PersistentRequest) (Result, error) {
 	return r.device(r.PV.Spec.Local.Path)
 }
 
-// device creates the pod's directory for a block device of the host and resolves the device's path.
+// device returns a Result with the block device of the host at path, with links resolved, and creates the
+// pod's directory for the volume. It returns an error if path is not a block device.
 func (r PersistentRequest) device(path string) (Result, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -136,10 +139,11 @@ func isBlock(info os.FileInfo) bool {
 	return info.Mode()&os.ModeDevice != 0 && info.Mode()&os.ModeCharDevice == 0
 }
 
-// IsPersistent implements PersistentType.
+// IsPersistent reports whether pv has a hostPath.
 func (HostPath) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.HostPath != nil }
 
-// SetUpPersistent implements PersistentType.
+// SetUpPersistent checks the type of the path, and creates a directory there if the path does not exist and
+// the type permits it.
 func (HostPath) SetUpPersistent(_ context.Context, r PersistentRequest) (Result, error) {
 	src := r.PV.Spec.HostPath
 	kind := v1.HostPathUnset

@@ -16,9 +16,9 @@ import (
 // outputWaitDelay is how long the children of an exited tool may keep its output open.
 const outputWaitDelay = 5 * time.Second
 
-// RunTool runs a tool of the host and returns its output. When ctx is done, it kills the tool and
-// its helpers, such as mount.nfs, which waits for minutes for an unreachable server and would mount
-// later.
+// RunTool runs a program of the host and returns its standard output and standard error. When ctx is done, it
+// kills the program and its helpers, such as mount.nfs, which waits for minutes for an unreachable server and
+// would mount later.
 func RunTool(ctx context.Context, name string, args ...string) (string, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -33,8 +33,9 @@ func RunTool(ctx context.Context, name string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// mountTool mounts with the host's mount program, which runs helpers for file systems that the
-// kernel cannot mount by itself.
+// mountTool mounts source at target with the host's mount program, which runs helpers for file systems that
+// the kernel cannot mount by itself. With an empty fsType the program detects the file system. When ctx is
+// done, it returns ctx's error.
 func mountTool(ctx context.Context, fsType, source, target string, options []string) error {
 	var args []string
 	if fsType != "" {
@@ -54,8 +55,10 @@ func mountTool(ctx context.Context, fsType, source, target string, options []str
 	return nil
 }
 
-// MountDevice mounts a device with a file system. It creates the file system if the device is
-// empty. If target is already mounted, it does nothing.
+// MountDevice mounts the file system of a block device at target. An empty fsType means ext4. It creates the
+// file system if the device is empty, and checks an existing ext file system, unless readOnly. If target is
+// already mounted, it does nothing. The error is a contentMismatchError if the device contains something else
+// than the file system.
 func MountDevice(ctx context.Context, device, target, fsType string, options []string, readOnly bool) error {
 	if mounted, err := mountinfo.Mounted(target); err != nil || mounted {
 		return err
@@ -98,8 +101,8 @@ type contentMismatchError struct{ error }
 
 func (o *contentMismatchError) Unwrap() error { return o.error }
 
-// content returns the type of the file system or partition table on a device, empty if none is
-// recognized.
+// content returns the type of the file system on a device, a text if it has only a partition table, and "" if
+// blkid recognizes nothing, so that the device may be formatted.
 func content(ctx context.Context, device string) (string, error) {
 	out, err := RunTool(ctx, "blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device)
 	var exit *exec.ExitError
@@ -124,6 +127,7 @@ func content(ctx context.Context, device string) (string, error) {
 	return kind, nil
 }
 
+// format creates a file system on an empty device with the host's mkfs program.
 func format(ctx context.Context, device, fsType string) error {
 	args := []string{device}
 	switch fsType {

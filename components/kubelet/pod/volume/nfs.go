@@ -11,28 +11,29 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// NFS is a path of an NFS server, mounted by the host's mount program.
+// NFS is the Type and PersistentType of NFS volumes, which the host's mount program mounts.
 type NFS struct{}
 
-// Name implements Type and PersistentType.
+// Name returns the name of the directory of NFS volumes in a pod's volumes directory.
 func (NFS) Name() string { return "kubernetes.io~nfs" }
 
-// Is implements Type.
+// Is reports whether v is an NFS volume.
 func (NFS) Is(v *v1.Volume) bool { return v.NFS != nil }
 
-// IsPersistent implements PersistentType.
+// IsPersistent reports whether pv is an NFS volume.
 func (NFS) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.NFS != nil }
 
-// SetUp implements Type.
+// SetUp mounts the volume in the pod's directory.
 func (NFS) SetUp(ctx context.Context, r Request) (Result, error) {
 	return mountNFS(ctx, r.Volume.NFS, r.Dir, nil, false)
 }
 
-// SetUpPersistent implements PersistentType.
+// SetUpPersistent mounts the PersistentVolume in the pod's directory, with its mount options.
 func (NFS) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, error) {
 	return mountNFS(ctx, r.PV.Spec.NFS, r.Dir, r.PV.Spec.MountOptions, r.ReadOnly)
 }
 
+// mountNFS mounts the NFS export src at dir unless dir is already a mount point.
 func mountNFS(ctx context.Context, src *v1.NFSVolumeSource, dir string, options []string, readOnly bool) (Result, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return Result{}, fmt.Errorf("creating the volume's directory: %w", err)

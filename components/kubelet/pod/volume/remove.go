@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeTree removes path and everything below it, but never enters a mount point, even one that is
-// mounted during the removal, because that would delete other data. Symbolic links are removed, not
-// followed. If something remains, it returns an error.
+// removeTree removes path and everything below it. It does not enter a mount point, even one that is mounted
+// during the removal, because that would delete data of the mounted volume. Symbolic links are removed, not
+// followed. It returns an error if something remains.
 func removeTree(path string) error {
 	parent, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -27,7 +27,7 @@ func removeTree(path string) error {
 	return nil
 }
 
-// removeAt removes the entry name of the directory dir.
+// removeAt removes the entry name of the directory descriptor dir, and everything below it.
 func removeAt(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	switch {

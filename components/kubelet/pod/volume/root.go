@@ -6,8 +6,9 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
-// PrepareRoot makes the kubelet's root directory a shared mount, because containers such as CSI drivers
-// mount below it. It first records the mounts in the journal, which may be nil.
+// PrepareRoot makes the kubelet's root directory a shared mount, because containers such as CSI drivers mount
+// volumes below it that the host and other containers must see. It first records the mounts in the host
+// journal, which may be nil, so that they can be reverted.
 func PrepareRoot(root string, journal *hostjournal.Journal) error {
 	sharing, err := PlanSharedMount(root)
 	if err != nil {

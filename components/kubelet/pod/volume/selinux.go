@@ -17,9 +17,9 @@ func HostHasSELinux() bool {
 	return err == nil && fs.Type == unix.SELINUX_MAGIC && fs.Flags&unix.ST_RDONLY == 0
 }
 
-// FileLabels returns a function that returns the label of a container's files for its SELinux
-// options; the label is empty if the runtime chooses the level. Without SELinux, FileLabels returns
-// nil.
+// FileLabels returns a function that returns the SELinux label of a container's files for its SELinux
+// options, with which a volume can be mounted. The label is empty if the options have no level, so that the
+// runtime chooses it. Without SELinux, FileLabels returns nil.
 func FileLabels() func(*v1.SELinuxOptions) string {
 	if !HostHasSELinux() {
 		return nil
@@ -29,7 +29,8 @@ func FileLabels() func(*v1.SELinuxOptions) string {
 	return func(o *v1.SELinuxOptions) string { return fileLabel(file, o) }
 }
 
-// fileLabel applies options to the policy's label for files of containers.
+// fileLabel returns file, the policy's label for files of containers, with the user and level of the options.
+// It returns "" if the options have no level.
 func fileLabel(file string, o *v1.SELinuxOptions) string {
 	parts := strings.SplitN(file, ":", 4)
 	if len(parts) != 4 || o.Level == "" {
@@ -56,6 +57,7 @@ func HasLabels(path string) bool {
 	return err == nil && len(found) > 0 && keepsLabels(found[len(found)-1])
 }
 
+// keepsLabels reports whether the mount m stores SELinux labels per file.
 func keepsLabels(m *mountinfo.Info) bool {
 	for option := range strings.SplitSeq(m.Options+","+m.VFSOptions, ",") {
 		if option == "seclabel" {

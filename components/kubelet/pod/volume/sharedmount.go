@@ -9,17 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SharedMount describes how to make dir a shared mount.
+// SharedMount is a plan how to make the directory dir a shared mount.
 type SharedMount struct {
 	dir string
-	// Bind means that dir must be bind-mounted on itself.
+	// Bind means that dir is not a mount point and must be bind-mounted on itself.
 	Bind  bool
 	share bool
 }
 
-// PlanSharedMount returns how to make dir a shared mount, so that the host and other containers see what
-// containers, such as CSI drivers, mount below dir. Nothing is changed before Do is called.
-// https://kubernetes.io/docs/concepts/storage/volumes/#mount-propagation
+// PlanSharedMount returns a plan to make dir a shared mount, so that the host and other containers see what
+// containers, such as CSI drivers, mount below dir. It only reads the mount table: Apply changes the mounts,
+// after the caller has recorded them in the host journal.
+// |https://kubernetes.io/docs/concepts/storage/volumes/#mount-propagation
 func PlanSharedMount(dir string) (SharedMount, error) {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -42,7 +43,7 @@ func PlanSharedMount(dir string) (SharedMount, error) {
 	return SharedMount{dir: real, share: share, Bind: share && deepest.Mountpoint != real}, nil
 }
 
-// Apply makes the mount shared.
+// Apply executes the plan. If dir is already a shared mount, it does nothing.
 func (s SharedMount) Apply() error {
 	if s.Bind {
 		if err := unix.Mount(s.dir, s.dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {

@@ -21,7 +21,8 @@ type slowReporter struct {
 	wait  sync.WaitGroup
 }
 
-// newSlowReporter starts the reports; report may be nil. The caller must call stop.
+// newSlowReporter starts a goroutine that calls report with upstream's messages about the volume name, first
+// after slowAfter and then every slowEvery. report may be nil. The caller must call stop.
 func newSlowReporter(name string, report func(message string)) *slowReporter {
 	s := &slowReporter{done: make(chan struct{})}
 	if report == nil {
@@ -43,6 +44,8 @@ func newSlowReporter(name string, report func(message string)) *slowReporter {
 	return s
 }
 
+// message returns upstream's message about the volume name. The first one recommends the policy
+// OnRootMismatch, later ones have the number of processed files.
 func (s *slowReporter) message(name string, first bool) string {
 	if first {
 		return fmt.Sprintf("Setting volume ownership for %s is taking longer than expected, consider using OnRootMismatch - https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods", name)
@@ -50,7 +53,7 @@ func (s *slowReporter) message(name string, first bool) string {
 	return fmt.Sprintf("Setting volume ownership for %s, processed %d files.", name, s.files.Load())
 }
 
-// stop ends the reports and waits until report is no longer running.
+// stop stops the goroutine and returns when report is no longer running.
 func (s *slowReporter) stop() {
 	close(s.done)
 	s.wait.Wait()

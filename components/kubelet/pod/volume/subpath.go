@@ -12,9 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SubPath bind-mounts a path within a volume to a directory of the pod and returns that directory.
-// Symbolic links in the volume are resolved as on the node; a link that leaves the volume is an
-// error. The result is pinned by a file descriptor before the mount, so that it cannot be swapped
+// SubPath bind-mounts the path sub of a volume to a directory of the pod, and returns that directory, which
+// the container mounts. podDir is the pod's directory, and root the directory of the volume. index is the
+// index of the container's volumeMount. Symbolic links in the volume are resolved as on the node; a link that
+// leaves the volume is an error. The path is opened before the mount, so that a container cannot replace it
 // in between. A path that does not exist is created as a directory.
 func (s *Set) SubPath(podDir, volume, root, sub, container string, index int) (string, error) {
 	if filepath.IsAbs(sub) || strings.Contains("/"+sub+"/", "/../") {
@@ -58,8 +59,8 @@ func (s *Set) SubPath(podDir, volume, root, sub, container string, index int) (s
 	return target, nil
 }
 
-// openSubPath opens the target of a subPath of a volume and creates it if it does not exist. The
-// caller must close it.
+// openSubPath opens the path sub of the volume at root. A path that does not exist is created as a directory
+// with the mode of root. The caller must close the file.
 func openSubPath(root, sub string) (*os.File, error) {
 	root, err := filepath.EvalSymlinks(root)
 	if err != nil {

@@ -12,21 +12,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Failure is the error of one operation on a volume, as it appears in events.
+// Failure is the error of an operation on a volume, with the text of upstream's events.
 type Failure struct {
-	// Operation is upstream's name of the operation, e.g. MountVolume.SetUp, or the name and how it
-	// failed.
+	// Operation is upstream's name of the operation, for example "MountVolume.SetUp". It may end with how the
+	// operation failed.
 	Operation string
 	// Volume is the name of the PersistentVolume or, for other volumes, that of the pod's volume.
 	Volume string
 	Err    error
 }
 
+// Error returns the message of the event with the cause Err.
 func (f *Failure) Error() string {
 	return f.Text(f.Err.Error())
 }
 
-// Text returns the message of the failure with the cause why.
+// Text returns the message of the event with the cause why.
 func (f *Failure) Text(why string) string {
 	what := f.Operation
 	if !strings.Contains(what, " failed") {
@@ -53,8 +54,8 @@ type TearDownRequest struct {
 type TearDowner interface {
 	// Name is the name of the type.
 	Name() string
-	// TearDown tears down one volume. It is idempotent and is called until it succeeds; before that
-	// the volume's directory is not removed.
+	// TearDown tears down one volume. It is idempotent and is called until it succeeds; the volume's
+	// directory is not removed before.
 	TearDown(ctx context.Context, r TearDownRequest) error
 }
 
@@ -64,9 +65,9 @@ const (
 	devicesDir = "volumeDevices"
 )
 
-// TearDown undoes everything that was set up for a pod: it tears down the volumes by type, unmounts
-// whatever else is mounted below the pod's directory, and removes the directory. It is idempotent,
-// and removes nothing while a mount remains.
+// TearDown reverts the setup of all volumes of a terminated pod: it tears down the volumes by type, unmounts
+// what else is mounted below the pod's directory, and removes the directory. It is idempotent, and removes
+// nothing while a mount remains. The caller retries after an error.
 func (s *Set) TearDown(ctx context.Context, uid types.UID) error {
 	dir := s.PodDir(uid)
 	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
@@ -102,11 +103,12 @@ func (s *Set) TearDown(ctx context.Context, uid types.UID) error {
 	return removeTree(dir)
 }
 
-// foundVolume is a volume in a pod's directory: its plugin and the name of its teardown operation in
+// foundVolume is a volume in a pod's directory: the names of its plugin and its teardown operation in
 // metrics.
 type foundVolume struct{ plugin, operation string }
 
-// foundVolumes returns the volumes in a pod's directory.
+// foundVolumes returns the volumes in the pod's directory dir, for metrics. Directories that cannot be read
+// are omitted.
 func (s *Set) foundVolumes(dir string) []foundVolume {
 	var out []foundVolume
 	for name, operation := range map[string]string{mountsDir: "volume_unmount", devicesDir: "unmap_volume"} {
@@ -127,6 +129,7 @@ func (s *Set) foundVolumes(dir string) []foundVolume {
 	return out
 }
 
+// tearDowners returns the types and persistent types of s that are TearDowners, each once.
 func (s *Set) tearDowners() []TearDowner {
 	var out []TearDowner
 	seen := map[string]bool{}

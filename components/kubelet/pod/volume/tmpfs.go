@@ -18,9 +18,9 @@ func NoSwap() (bool, error) {
 	return noswap, unix.Close(fs)
 }
 
-// openTmpfs creates a tmpfs, with noswap if the kernel supports it. It uses fsopen, which reports
-// an unknown option only to the caller; mount would write a line to the kernel log for every
-// volume.
+// openTmpfs creates a tmpfs that is not mounted yet and returns its file descriptor, which the caller must
+// close. noswap is true if the kernel supports that option, which is then set. It uses fsopen, which reports
+// an unknown option only to the caller; mount would write a line to the kernel log for every volume.
 func openTmpfs() (fs int, noswap bool, err error) {
 	fs, err = unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -34,8 +34,8 @@ func openTmpfs() (fs int, noswap bool, err error) {
 	return fs, err == nil, nil
 }
 
-// mountTmpfs mounts a tmpfs at dir unless one is mounted. size is in bytes; zero means the kernel's
-// default.
+// mountTmpfs mounts a tmpfs at dir unless one is mounted. size is the maximum in bytes; 0 means the kernel's
+// default. The content is not swapped if the kernel supports that.
 func mountTmpfs(dir string, size int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err == nil && st.Type == unix.TMPFS_MAGIC {

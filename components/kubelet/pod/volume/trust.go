@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TrustBundles returns ClusterTrustBundles.
+// TrustBundles provides the ClusterTrustBundles of the cluster.
 type TrustBundles interface {
 	// Bundles returns all ClusterTrustBundles. They are shared and must not be modified.
 	Bundles(ctx context.Context) ([]*certificatesv1.ClusterTrustBundle, error)
@@ -29,8 +29,9 @@ type Certificates interface {
 	Credential(ctx context.Context, pod *v1.Pod, volume string, source int, p *v1.PodCertificateProjection) (key, chain []byte, refresh time.Time, err error)
 }
 
-// addTrustAnchors adds the trust anchors of the bundles that a source selects, without duplicates.
-// https://kubernetes.io/docs/concepts/storage/projected-volumes/#clustertrustbundle
+// addTrustAnchors adds a file with the trust anchors of the ClusterTrustBundles that the source p selects to
+// payload. If it selects none, that is an error unless p is optional.
+// |https://kubernetes.io/docs/concepts/storage/projected-volumes/#clustertrustbundle
 func addTrustAnchors(ctx context.Context, trust TrustBundles, payload Payload, pod *v1.Pod, p *v1.ClusterTrustBundleProjection, def os.FileMode) error {
 	all, err := trust.Bundles(ctx)
 	if err != nil {
@@ -65,8 +66,8 @@ func addTrustAnchors(ctx context.Context, trust TrustBundles, payload Payload, p
 	return nil
 }
 
-// trustAnchors returns the certificates of bundles without duplicates, in an order that depends only on
-// the certificates.
+// trustAnchors returns the PEM-encoded certificates of the bundles without duplicates, in an order that
+// depends only on the certificates, so that the file does not change unnecessarily.
 func trustAnchors(bundles []*certificatesv1.ClusterTrustBundle) []byte {
 	var list [][]byte
 	for _, b := range bundles {
@@ -83,7 +84,8 @@ func trustAnchors(bundles []*certificatesv1.ClusterTrustBundle) []byte {
 	return bytes.Join(slices.CompactFunc(list, bytes.Equal), nil)
 }
 
-// addCertificate adds a pod's certificate and key.
+// addCertificate adds files with the pod's private key and certificate chain to payload, at the paths of the
+// projection p. source is the index of p in the volume. It returns when the certificate must be renewed.
 func (t Projected) addCertificate(ctx context.Context, payload Payload, r Request, source int, p *v1.PodCertificateProjection, def os.FileMode) (time.Time, error) {
 	key, chain, refresh, err := t.Certificates.Credential(ctx, r.Pod, r.Volume.Name, source, p)
 	if err != nil {

@@ -7,8 +7,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// UseTracker records which directories use a volume. Volumes in use must not be detached from the node.
-// Its methods are safe for concurrent use.
+// UseTracker records which PersistentVolumes pods use, by the directories that use them. The kubelet reports
+// them as in use in the Node status, so that the attach-detach controller does not detach them. Its methods
+// are safe for concurrent use.
 type UseTracker struct {
 	// Changed is called without locks held when the result of InUse has changed. It must not block,
 	// and may be nil. It is set before the first use.
@@ -19,7 +20,7 @@ type UseTracker struct {
 	usersOf map[v1.UniqueVolumeName]map[string]bool
 }
 
-// Use records that the directory dir uses a volume, until Leave.
+// Use records that the directory dir uses a volume, until Release is called for dir.
 func (u *UseTracker) Use(name v1.UniqueVolumeName, dir string) {
 	u.mu.Lock()
 	first := u.usersOf[name] == nil
@@ -48,6 +49,7 @@ func (u *UseTracker) Release(dir string) {
 	u.notifyChanged(last)
 }
 
+// notifyChanged calls Changed if changed is true.
 func (u *UseTracker) notifyChanged(changed bool) {
 	if changed && u.Changed != nil {
 		u.Changed()
@@ -66,8 +68,8 @@ func (u *UseTracker) InUse() []v1.UniqueVolumeName {
 	return out
 }
 
-// Attached reports whether the node may use a volume: the controller has attached it, and the status
-// of the node reports it as in use, so that it will not be detached. n may be nil.
+// Attached reports whether the node n may use a volume: the attach-detach controller has attached it, and the
+// status of the node reports it as in use, so that it will not be detached. n may be nil.
 func Attached(n *v1.Node, name v1.UniqueVolumeName) bool {
 	return n != nil && slices.Contains(n.Status.VolumesInUse, name) &&
 		slices.ContainsFunc(n.Status.VolumesAttached, func(a v1.AttachedVolume) bool { return a.Name == name })

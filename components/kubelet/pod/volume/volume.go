@@ -21,13 +21,13 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 )
 
-// Objects returns ConfigMaps and Secrets. Errors are those of the API.
+// Objects provides ConfigMaps and Secrets. Errors are those of the API.
 type Objects interface {
 	ConfigMap(ctx context.Context, namespace, name string) (*v1.ConfigMap, error)
 	Secret(ctx context.Context, namespace, name string) (*v1.Secret, error)
 }
 
-// Tokens returns service account tokens bound to the pod.
+// Tokens provides service account tokens that are bound to pods.
 type Tokens interface {
 	// Token returns a token and when it must be refreshed.
 	Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTokenProjection) (token string, refresh time.Time, err error)
@@ -41,7 +41,7 @@ type Request struct {
 	Dir string
 }
 
-// Result is a volume after its setup.
+// Result describes a volume after its setup, for the mounts of containers and for statistics.
 type Result struct {
 	// Plugin is the name of the volume plugin in metrics, for example kubernetes.io/secret.
 	Plugin string
@@ -85,7 +85,8 @@ type Type interface {
 	SetUp(ctx context.Context, r Request) (Result, error)
 }
 
-// MayBlock reports whether setting up a volume may have to wait for other components.
+// MayBlock reports whether the setup of the volume may have to wait for other components or servers. Such
+// volumes are set up concurrently.
 func MayBlock(v *v1.Volume) bool {
 	if v.Projected != nil {
 		return slices.ContainsFunc(v.Projected.Sources, func(s v1.VolumeProjection) bool { return s.PodCertificate != nil })
@@ -93,10 +94,11 @@ func MayBlock(v *v1.Volume) bool {
 	return RefersToClaim(v) || v.CSI != nil || v.NFS != nil || v.ISCSI != nil
 }
 
-// RefersToClaim reports whether the volume refers to a PersistentVolumeClaim.
+// RefersToClaim reports whether the volume refers to a PersistentVolumeClaim, by name or as a generic
+// ephemeral volume.
 func RefersToClaim(v *v1.Volume) bool { return v.PersistentVolumeClaim != nil || v.Ephemeral != nil }
 
-// Set sets up and tears down the volumes of all pods of the node. It has no state.
+// Set sets up and tears down the volumes of all pods of the node by their types. It has no state.
 type Set struct {
 	// Root is the kubelet's root directory.
 	Root  string
@@ -107,13 +109,14 @@ type Set struct {
 	Metrics *telemetry.Volumes
 }
 
-// ErrUnsupported is returned for a volume that no Type supports.
+// ErrUnsupported is the error for a volume that no Type or PersistentType supports.
 var ErrUnsupported = errors.New("no volume plugin matched")
 
-// PodDir is the directory of a pod.
+// PodDir returns the directory of a pod below the kubelet's root directory.
 func (s *Set) PodDir(uid types.UID) string { return filepath.Join(s.Root, "pods", string(uid)) }
 
-// SetUp sets up one volume.
+// SetUp sets up or updates one volume v of a pod by its Type, and records the metrics. It returns
+// ErrUnsupported if there is no such Type.
 func (s *Set) SetUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Result, error) {
 	for _, t := range s.Types {
 		if !t.Is(v) {
@@ -139,7 +142,7 @@ func (s *Set) SetUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Result, err
 	return Result{}, ErrUnsupported
 }
 
-// pluginOf returns the name in metrics of the type with the given directory.
+// pluginOf returns the plugin name in metrics of the volume v, whose Type has the directory name dir.
 func pluginOf(dir string, v *v1.Volume) string {
 	driver := ""
 	if v.CSI != nil {
@@ -148,7 +151,8 @@ func pluginOf(dir string, v *v1.Volume) string {
 	return pluginName(dir, driver)
 }
 
-// pluginName returns the name of a type in metrics, with the driver for CSI.
+// pluginName returns the plugin name in metrics of the Type with the directory name dir. driver is the name
+// of the CSI driver, or "".
 func pluginName(dir, driver string) string {
 	name := strings.ReplaceAll(dir, "~", "/")
 	if name == "" {
@@ -161,11 +165,12 @@ func pluginName(dir, driver string) string {
 	return name
 }
 
-// UnknownPlugin is the plugin name of a volume whose type is not known.
+// UnknownPlugin is the plugin name in metrics of a volume whose type is not known, because its claim was not
+// resolved.
 const UnknownPlugin = "N/A"
 
-// Plugin returns the plugin name of a volume in metrics. It is Unknown if the volume refers to a
-// claim.
+// Plugin returns the plugin name of a volume in metrics. It is UnknownPlugin if the volume refers to a claim
+// or no Type supports it.
 func (s *Set) Plugin(v *v1.Volume) string {
 	for _, t := range s.Types {
 		if t.Is(v) {
@@ -175,7 +180,8 @@ func (s *Set) Plugin(v *v1.Volume) string {
 	return UnknownPlugin
 }
 
-// UIDs returns the UIDs of the pods that have a directory.
+// UIDs returns the UIDs of the pods that have a directory on disk, including pods that were deleted while the
+// kubelet did not run.
 func (s *Set) UIDs() ([]types.UID, error) {
 	entries, err := os.ReadDir(filepath.Join(s.Root, "pods"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -190,7 +196,7 @@ func (s *Set) UIDs() ([]types.UID, error) {
 	return out, nil
 }
 
-// CountVolumes returns the number of volumes in a pod's directory.
+// CountVolumes returns the number of volumes in a pod's directory. After an error the number is incomplete.
 func (s *Set) CountVolumes(pod types.UID) (int, error) {
 	n := 0
 	for _, kind := range []string{"volumes", "volumeDevices"} {
@@ -235,7 +241,7 @@ func unmountBelow(dir string) error {
 	return nil
 }
 
-// Unmount removes all mounts at path. Without a mount it does nothing.
+// Unmount removes all mounts at path, even if processes use them. Without a mount it does nothing.
 func Unmount(path string) error {
 	for {
 		err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)

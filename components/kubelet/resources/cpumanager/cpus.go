@@ -35,8 +35,9 @@ type Config struct {
 	Reserved cpuset.CPUSet
 	// StrictReservation also excludes the reserved CPUs from the shared pool.
 	StrictReservation bool
-	// FullPCPUsOnly allocates only whole physical cores. ByCache prefers all CPUs that share an uncore
-	// cache. Spread distributes CPUs that do not fit on one NUMA node evenly across several.
+	// FullPCPUsOnly allocates only whole physical cores. AlignByUncoreCache prefers all CPUs that share an
+	// uncore cache. DistributeAcrossNUMA distributes CPUs that do not fit on one NUMA node evenly across
+	// several.
 	FullPCPUsOnly, AlignByUncoreCache, DistributeAcrossNUMA bool
 	// File is the state file of the allocations.
 	File string
@@ -51,15 +52,17 @@ type Config struct {
 	Metrics *telemetry.Allocation
 }
 
-// Manager allocates exclusive CPUs. Its methods are safe for concurrent use.
+// Manager allocates exclusive CPUs to containers and saves the allocations in a file. Its methods are safe
+// for concurrent use.
 type Manager struct {
 	cfg Config
 
-	mu        sync.Mutex // guards exclusive
+	mu sync.Mutex // guards exclusive
+	// exclusive are the allocated CPUs by pod and container.
 	exclusive map[types.UID]map[string]cpuset.CPUSet
 }
 
-// state is the content of the state file. The checksum covers the other fields.
+// state is the content of the state file, in upstream's format. The checksum covers the other fields.
 type state struct {
 	Policy   string                          `json:"policyName"`
 	Default  string                          `json:"defaultCpuSet"`
@@ -67,6 +70,7 @@ type state struct {
 	Checksum uint32                          `json:"checksum"`
 }
 
+// policy is the name of the policy in the state file.
 const policy = "static"
 
 // New returns a Manager with the allocations of the state file. A state file that does not match
@@ -101,8 +105,8 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// HasAllocations reports whether a state file contains allocations. Without a Manager they would never be
-// released. It is no error if the file does not exist.
+// HasAllocations reports whether a state file contains allocations of exclusive CPUs. Without a Manager they
+// would never be released. A file that does not exist has none.
 func HasAllocations(file string) (bool, error) {
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
@@ -115,6 +119,7 @@ func HasAllocations(file string) (bool, error) {
 	return len(own) > 0, err
 }
 
+// decode returns the allocations in the content of a state file, by pod and container.
 func decode(raw []byte) (map[types.UID]map[string]cpuset.CPUSet, error) {
 	var s state
 	if err := json.Unmarshal(raw, &s); err != nil {
@@ -159,7 +164,7 @@ func (m *Manager) save() error {
 	return atomicfile.Write(atomicfile.File{Path: m.cfg.File, Data: raw, Mode: 0o600})
 }
 
-// allocated returns all exclusively allocated CPUs. The caller must hold mu.
+// allocated returns the CPUs that are exclusively allocated to any container. The caller must hold mu.
 func (m *Manager) allocated() cpuset.CPUSet {
 	out := cpuset.New()
 	for _, containers := range m.exclusive {
@@ -170,7 +175,8 @@ func (m *Manager) allocated() cpuset.CPUSet {
 	return out
 }
 
-// shared returns the CPUs of the shared pool. The caller must hold mu.
+// shared returns the CPUs of the shared pool, which containers without exclusive CPUs use. The caller must
+// hold mu.
 func (m *Manager) shared() cpuset.CPUSet {
 	out := m.cfg.Machine.All().Difference(m.allocated())
 	if m.cfg.StrictReservation {
@@ -179,7 +185,8 @@ func (m *Manager) shared() cpuset.CPUSet {
 	return out
 }
 
-// Get returns the CPUs that the container may use, and whether they are exclusive.
+// Get returns the CPUs that a container may use: its exclusive ones, then own is true, or those of the shared
+// pool.
 func (m *Manager) Get(pod types.UID, container string) (set cpuset.CPUSet, own bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -192,14 +199,16 @@ func (m *Manager) Get(pod types.UID, container string) (set cpuset.CPUSet, own b
 // Allocatable returns the CPUs that can be allocated exclusively.
 func (m *Manager) Allocatable() cpuset.CPUSet { return m.cfg.Machine.All().Difference(m.cfg.Reserved) }
 
-// Hints implements topology.Provider.
+// Hints returns the sets of NUMA nodes from which the exclusive CPUs of the container can be allocated, or
+// nil if it gets none. It implements topology.Provider.
 func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.hints(pod, m.exclusiveCPUs(pod, c), m.exclusive[pod.UID][c.Name])
 }
 
-// PodHints implements topology.Provider.
+// PodHints returns the hints for the exclusive CPUs of all containers of the pod together. It implements
+// topology.Provider.
 func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -210,8 +219,8 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	return m.hints(pod, int(topology.Request(pod, func(c *v1.Container) int64 { return int64(m.exclusiveCPUs(pod, c)) })), own)
 }
 
-// hints returns the topology hints for n CPUs of a pod. own are the CPUs that the pod has already,
-// such as after a restart of the kubelet; the pod keeps them. The caller must hold mu.
+// hints returns the topology hints for n CPUs of a pod, or nil if n is 0. own are the CPUs that the pod
+// already has, such as after a restart of the kubelet; the pod keeps them. The caller must hold mu.
 func (m *Manager) hints(pod *v1.Pod, n int, own cpuset.CPUSet) topology.Hints {
 	if n == 0 {
 		return nil
@@ -238,7 +247,8 @@ func (m *Manager) hints(pod *v1.Pod, n int, own cpuset.CPUSet) topology.Hints {
 	})}
 }
 
-// exclusiveCPUs returns the number of exclusive CPUs of a container, or 0.
+// exclusiveCPUs returns how many exclusive CPUs a container must get: its request, if the pod is Guaranteed
+// without pod-level resources and the request is a whole number, otherwise 0.
 func (m *Manager) exclusiveCPUs(pod *v1.Pod, c *v1.Container) int {
 	if !m.cfg.Guaranteed(pod) || resource.IsPodLevelResourcesSet(pod) {
 		return 0
@@ -246,7 +256,8 @@ func (m *Manager) exclusiveCPUs(pod *v1.Pod, c *v1.Container) int {
 	return wholeCPUs(c)
 }
 
-// freeInactive frees the CPUs of pods that are not active, except the pod `but`. The caller must hold mu.
+// freeInactive frees the CPUs of pods that have terminated or do not exist any more, except those of the pod
+// `but`. The caller must hold mu.
 func (m *Manager) freeInactive(but types.UID) {
 	if len(m.exclusive) == 0 {
 		return
@@ -270,8 +281,9 @@ func (m *Manager) reusable(pod *v1.Pod) cpuset.CPUSet {
 	return out
 }
 
-// Allocate implements topology.Provider. It allocates exclusive CPUs to a container that requests
-// whole CPUs, if its pod is Guaranteed.
+// Allocate allocates exclusive CPUs, preferably on the NUMA nodes, to a container that must get them. The
+// allocation is final after Settle. It returns an error if too few CPUs are free, or an *AlignmentError. It
+// implements topology.Provider.
 func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -298,8 +310,8 @@ func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, node
 	return nil
 }
 
-// Usage returns the number of CPUs in the shared pool without the reserved ones, the number of
-// exclusive CPUs, and the number of exclusive CPUs by NUMA node.
+// Usage returns the number of CPUs in the shared pool without the reserved ones, the number of exclusively
+// allocated CPUs, and the latter by NUMA node, for metrics.
 func (m *Manager) Usage() (shared, own int, byNode map[int]int) {
 	m.mu.Lock()
 	taken, rest := m.allocated(), m.shared()
@@ -311,7 +323,8 @@ func (m *Manager) Usage() (shared, own int, byNode map[int]int) {
 	return rest.Difference(m.cfg.Reserved).Size(), taken.Size(), byNode
 }
 
-// Settle implements topology.Provider.
+// Settle keeps the CPUs allocated to a pod and writes the state file if ok is true, and otherwise frees them,
+// because the pod is rejected. It implements topology.Provider.
 func (m *Manager) Settle(pod *v1.Pod, ok bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -325,7 +338,8 @@ func (m *Manager) Shared() cpuset.CPUSet {
 	return m.shared()
 }
 
-// choose chooses n CPUs. It prefers reusable CPUs, then those on the NUMA nodes.
+// choose chooses n CPUs: first of again, the CPUs that the container can reuse, then of free on the NUMA
+// nodes, then of free elsewhere. It returns an error if there are too few, or an *AlignmentError.
 func (m *Manager) choose(free, again cpuset.CPUSet, n int, nodes numa.Set) (cpuset.CPUSet, error) {
 	threads := m.cfg.Machine.Threads()
 	if m.cfg.FullPCPUsOnly && n%threads != 0 {
@@ -354,14 +368,16 @@ func (m *Manager) choose(free, again cpuset.CPUSet, n int, nodes numa.Set) (cpus
 	return out.Union(choose(free, n-out.Size())), nil
 }
 
-// AlignmentError is returned if a request is not a multiple of whole cores.
+// AlignmentError is the error for a request of CPUs that is not a multiple of the threads of a core, with
+// FullPCPUsOnly.
 type AlignmentError struct{ Requested, Threads int }
 
 func (e *AlignmentError) Error() string {
 	return fmt.Sprintf("SMT Alignment Error: requested %d cpus not multiple cpus per core = %d", e.Requested, e.Threads)
 }
 
-// Release frees the CPUs of a terminated pod, and reports whether it had any.
+// Release frees the CPUs of a terminated pod and writes the state file. changed is true if the pod had any,
+// so that the shared pool has grown.
 func (m *Manager) Release(pod types.UID) (changed bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -372,8 +388,8 @@ func (m *Manager) Release(pod types.UID) (changed bool, err error) {
 	return true, m.save()
 }
 
-// wholeCPUs returns the number of CPUs that a container requests, or 0 if the request is not a whole
-// number.
+// wholeCPUs returns the number of CPUs that a container requests, or 0 if the request is not a whole number
+// of CPUs.
 func wholeCPUs(c *v1.Container) int {
 	q := c.Resources.Requests[v1.ResourceCPU]
 	if q.MilliValue()%1000 != 0 {

@@ -15,14 +15,15 @@ import (
 	"hyperkube/components/kubelet/resources/numa"
 )
 
-// CPU is the location of a logical CPU. Cache is the lowest ID of the CPUs that share its
-// last-level cache.
+// CPU is a logical CPU and its location: its core, socket and NUMA node. Cache is the lowest ID of the CPUs
+// that share its last-level cache.
 type CPU struct{ ID, Core, Socket, NUMA, Cache int }
 
 // Topology lists the CPUs of a machine. It is immutable.
 type Topology []CPU
 
-// Read reads the online CPUs from sysfs. root is usually /sys/devices/system/cpu.
+// Read returns the online CPUs of the machine, without NUMA nodes. root is the sysfs directory, usually
+// /sys/devices/system/cpu. A CPU without topology information counts as a separate core of socket 0.
 func Read(root string) (Topology, error) {
 	raw, err := os.ReadFile(filepath.Join(root, "online"))
 	if err != nil {
@@ -50,8 +51,8 @@ func Read(root string) (Topology, error) {
 	return out, nil
 }
 
-// lastLevelCache returns the lowest ID of the CPUs that share the last-level cache of the CPU that dir
-// describes.
+// lastLevelCache returns the lowest ID of the CPUs that share the last-level cache, of level 3 or higher, of
+// the CPU id. dir is the CPU's directory of caches in sysfs. Without such a cache it returns id.
 func lastLevelCache(dir string, id int) int {
 	level, lowest := 0, id
 	for i := 0; ; i++ {
@@ -73,7 +74,7 @@ func lastLevelCache(dir string, id int) int {
 	}
 }
 
-// WithNUMANodes returns a copy of the topology with the NUMA nodes of m.
+// WithNUMANodes returns a copy of the topology with the NUMA node of each CPU set to that of the machine m.
 func (t Topology) WithNUMANodes(m numa.Machine) Topology {
 	out := slices.Clone(t)
 	for i := range out {
@@ -82,7 +83,7 @@ func (t Topology) WithNUMANodes(m numa.Machine) Topology {
 	return out
 }
 
-// In returns the CPUs of the given NUMA nodes.
+// In returns the CPUs on the NUMA nodes.
 func (t Topology) In(nodes numa.Set) cpuset.CPUSet {
 	var ids []int
 	for _, c := range t {
@@ -93,7 +94,7 @@ func (t Topology) In(nodes numa.Set) cpuset.CPUSet {
 	return cpuset.New(ids...)
 }
 
-// nodes returns all NUMA nodes that have CPUs.
+// nodes returns the NUMA nodes that have CPUs.
 func (t Topology) nodes() numa.Set {
 	var s numa.Set
 	for _, c := range t {
@@ -111,7 +112,7 @@ func (t Topology) All() cpuset.CPUSet {
 	return cpuset.New(ids...)
 }
 
-// Threads returns the maximum number of threads of a core.
+// Threads returns the maximum number of logical CPUs of a core.
 func (t Topology) Threads() int {
 	most := 1
 	for _, set := range t.groupBy(t.All(), core) {
@@ -120,12 +121,12 @@ func (t Topology) Threads() int {
 	return most
 }
 
-// Count returns the number of cores and sockets.
+// Count returns the number of physical cores and of sockets of the machine.
 func (t Topology) Count() (cores, sockets int64) {
 	return int64(len(t.groupBy(t.All(), core))), int64(len(t.groupBy(t.All(), func(c CPU) int { return c.Socket })))
 }
 
-// groupBy groups the CPUs of a set by a key.
+// groupBy groups the CPUs of the set of by the key that by returns.
 func (t Topology) groupBy(of cpuset.CPUSet, by func(CPU) int) map[int]cpuset.CPUSet {
 	out := map[int]cpuset.CPUSet{}
 	for _, c := range t {
@@ -136,7 +137,7 @@ func (t Topology) groupBy(of cpuset.CPUSet, by func(CPU) int) map[int]cpuset.CPU
 	return out
 }
 
-// core returns a key that identifies the core of a CPU.
+// core returns a key that identifies the physical core of a CPU on the machine.
 func core(c CPU) int { return c.Socket<<16 | c.Core }
 
 // Choose returns n CPUs of free, which must contain at least n. It chooses whole sockets and NUMA
@@ -180,8 +181,9 @@ func (t Topology) Choose(free cpuset.CPUSet, n int, byCache bool) cpuset.CPUSet 
 	return out
 }
 
-// packedOrder sorts groups by the number of free CPUs in their socket and NUMA node, then by their
-// lowest CPU.
+// packedOrder returns the keys of groups sorted by the number of free CPUs in their socket and NUMA node, so
+// that the fullest ones are used first, then by their lowest CPU. levels return the socket and the node of a
+// CPU.
 func (t Topology) packedOrder(groups map[int]cpuset.CPUSet, free cpuset.CPUSet, levels []func(CPU) int) []int {
 	where := map[int]CPU{}
 	for _, c := range t {
@@ -204,9 +206,9 @@ func (t Topology) packedOrder(groups map[int]cpuset.CPUSet, free cpuset.CPUSet, 
 	return keys
 }
 
-// Spread returns n CPUs of free, in equal parts from the smallest possible number of NUMA nodes,
-// and in multiples of group. It falls back to Choose if one node suffices or no even distribution
-// exists.
+// Spread returns n CPUs of free in equal parts, which are multiples of group, from the smallest possible
+// number of NUMA nodes. It falls back to Choose if one node suffices or no even distribution exists. byCache
+// is that of Choose.
 func (t Topology) Spread(free cpuset.CPUSet, n, group int, byCache bool) cpuset.CPUSet {
 	left := t.groupBy(free, func(c CPU) int { return c.NUMA })
 	for s := range t.nodes().Subsets() {

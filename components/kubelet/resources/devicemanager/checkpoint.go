@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// load reads the checkpoint. An unreadable checkpoint is ignored: devices are then allocated again
-// when their containers are created.
+// load restores allocations and known devices from the checkpoint. An unreadable checkpoint is ignored:
+// devices are then allocated again when their containers are created.
 func (m *Manager) load() error {
 	raw, err := os.ReadFile(m.checkpoint())
 	if errors.Is(err, os.ErrNotExist) {
@@ -28,13 +28,13 @@ func (m *Manager) load() error {
 	}
 	entries, known, err := checkpoint.Decode(raw)
 	if err != nil {
-		m.cfg.Log.Warn("device checkpoint is unreadable, ignoring it: devices are allocated again", "file", m.checkpoint(), "err", err)
+		m.cfg.Log.Warn("device checkpoint is unreadable and ignored, devices of running containers may be allocated to other containers: restart pods that use devices", "file", m.checkpoint(), "err", err)
 		return nil
 	}
 	for _, e := range entries {
 		resp := &api.ContainerAllocateResponse{}
 		if err := proto.Unmarshal(e.AllocResp, resp); err != nil {
-			m.cfg.Log.Warn("entry of the device checkpoint is unreadable, ignoring it: devices are allocated again", "podUID", e.PodUID, "container", e.ContainerName, "resource", e.ResourceName, "err", err)
+			m.cfg.Log.Warn("entry of the device checkpoint is unreadable and ignored, devices of the container may be allocated to other containers: restart the pod", "podUID", e.PodUID, "container", e.ContainerName, "resource", e.ResourceName, "err", err)
 			continue
 		}
 		uid := types.UID(e.PodUID)
@@ -60,20 +60,20 @@ func (m *Manager) load() error {
 	return nil
 }
 
-// saveIfChanged writes the checkpoint if the set of devices has changed. After a restart the kubelet
-// must know the resources before their plugins register, because it would otherwise start
+// saveIfChanged writes the checkpoint if the devices of a resource have changed from before to now. After a
+// restart the kubelet must know the resources before their plugins register, because it would otherwise start
 // containers without their devices. The caller must hold mu.
 func (m *Manager) saveIfChanged(before, now map[string]*api.Device) {
 	if maps.EqualFunc(before, now, func(*api.Device, *api.Device) bool { return true }) {
 		return
 	}
 	if err := m.save(); err != nil {
-		m.cfg.Log.Warn("writing device checkpoint failed, a restarted kubelet may not know new devices", "file", m.checkpoint(), "err", err)
+		m.cfg.Log.Warn("writing device checkpoint failed, a restarted kubelet does not know new devices until their plugin registers again", "file", m.checkpoint(), "err", err)
 	}
 }
 
-// Release records that nothing of a pod runs any more. After a restart the kubelet can then free
-// the devices before it has listed the pods.
+// Release records that no process of a pod runs any more, and removes its devices from the checkpoint. After
+// a restart the kubelet can then free the devices before it has listed the pods.
 func (m *Manager) Release(pod types.UID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -115,7 +115,8 @@ func (m *Manager) save() error {
 	return atomicfile.Write(atomicfile.File{Path: m.checkpoint(), Data: raw, Mode: 0o600})
 }
 
-// byNode groups devices of a resource by their NUMA nodes. The caller must hold mu.
+// byNode groups the device IDs of a resource by the NUMA nodes of the devices, for the checkpoint. The caller
+// must hold mu.
 func (m *Manager) byNode(name string, ids []string) checkpoint.DevicesPerNUMA {
 	out := checkpoint.DevicesPerNUMA{}
 	for _, id := range ids {

@@ -51,7 +51,8 @@ type Config struct {
 	Metrics *telemetry.Devices
 }
 
-// Manager tracks all devices and their allocations. Its methods are safe for concurrent use.
+// Manager tracks all devices of device plugins and their allocations to containers. Its methods are safe for
+// concurrent use.
 //
 // Size: half of the methods are those of the interfaces for admission, the topology manager, container
 // starts, the node status and the pod resources API, which read the same allocations under one lock.
@@ -60,14 +61,15 @@ type Manager struct {
 
 	allocating sync.Mutex // held while devices are chosen and allocated
 
-	mu        sync.Mutex // guards the following fields
+	mu sync.Mutex // guards the following fields
+	// resources are the active plugins by resource.
 	resources map[string]*registeredPlugin
 	// superseded are the running plugins of resources for which a newer plugin has registered,
 	// oldest first. The last one takes over when the newest plugin stops.
 	superseded map[string][]*registeredPlugin
 	grants     map[types.UID]map[string]map[string]*Grant // by pod, container and resource
-	// terminated are the pods in grants without running containers. Their devices are reported
-	// until the pods are deleted, but are not written to the checkpoint.
+	// terminated are the pods in grants of which no process runs any more. Their devices are reported until
+	// the pods are deleted, but are not written to the checkpoint.
 	terminated map[types.UID]bool
 }
 
@@ -78,12 +80,12 @@ type registeredPlugin struct {
 	options *api.DevicePluginOptions
 	devices map[string]*api.Device
 	stopped time.Time // zero while the plugin is connected
-	// endpoint is the file name of the plugin's socket. reported: the plugin has sent its devices.
+	// endpoint is the file name of the plugin's socket. reported means that the plugin has sent its devices.
 	endpoint string
 	reported bool
 }
 
-// Grant describes the devices of one resource that are allocated to one container.
+// Grant is the allocation of devices of one resource to one container.
 type Grant struct {
 	IDs []string
 	// Response is the plugin's response, which specifies how to give the container access to the
@@ -91,7 +93,8 @@ type Grant struct {
 	Response *api.ContainerAllocateResponse
 }
 
-// New returns a Manager with the allocations of the checkpoint.
+// New returns a Manager with the allocations of the checkpoint. It returns an error if the checkpoint exists
+// but cannot be read from disk.
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: cfg, resources: map[string]*registeredPlugin{}, superseded: map[string][]*registeredPlugin{}, grants: map[types.UID]map[string]map[string]*Grant{}, terminated: map[types.UID]bool{}}
 	if err := m.load(); err != nil {
@@ -100,20 +103,21 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
+// checkpoint returns the path of the checkpoint file.
 func (m *Manager) checkpoint() string {
 	return filepath.Join(m.cfg.Dir, "kubelet_internal_checkpoint")
 }
 
-// NoCheckpoint reports whether there is no checkpoint. Then the node was set up again, and the extended
-// resources in its Node status are obsolete.
+// NoCheckpoint reports whether there is no checkpoint file, because the machine was set up again. The
+// extended resources in the status of an existing Node are then obsolete.
 func (m *Manager) NoCheckpoint() bool {
 	_, err := os.Stat(m.checkpoint())
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// Capacity returns the number of devices and of healthy devices by resource. The number is zero for
-// a resource whose plugin stopped more than 5 minutes ago, or has not registered since the restart,
-// because the Node's status must be reset explicitly.
+// Capacity returns the number of all devices and of healthy devices by resource, for the status of the Node.
+// The number is zero for a resource whose plugin stopped more than pluginGracePeriod ago, or has not
+// registered since the restart, because the Node's status must be reset explicitly.
 func (m *Manager) Capacity() (all, healthy v1.ResourceList) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -134,7 +138,7 @@ func (m *Manager) Capacity() (all, healthy v1.ResourceList) {
 	return all, healthy
 }
 
-// healthy reports whether any device is healthy.
+// healthy reports whether any device of the plugin is healthy.
 func (p *registeredPlugin) healthy() bool {
 	for _, d := range p.devices {
 		if d.Health == api.Healthy {
@@ -144,7 +148,7 @@ func (p *registeredPlugin) healthy() bool {
 	return false
 }
 
-// ids returns the IDs of the devices. g may be nil.
+// ids returns the IDs of the devices, or nil if g is nil.
 func (g *Grant) ids() []string {
 	if g == nil {
 		return nil
@@ -152,8 +156,9 @@ func (g *Grant) ids() []string {
 	return g.IDs
 }
 
-// Allocate implements topology.Provider. Devices of init containers that terminate are reused by
-// later containers.
+// Allocate allocates the devices that a container requests, preferably on the NUMA nodes. Devices of init
+// containers that terminate are reused for later containers. The allocation is final after Settle. It returns
+// an error if there are too few healthy devices or the plugin fails. It implements topology.Provider.
 func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
 	if !m.containerNeedsDevices(c) {
 		return nil
@@ -172,14 +177,16 @@ func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod, c *v1.Container, no
 	return nil
 }
 
-// Settle implements topology.Provider.
+// Settle keeps the devices allocated to a pod and writes the checkpoint if ok is true, and otherwise frees
+// them, because the pod is rejected. It implements topology.Provider.
 func (m *Manager) Settle(pod *v1.Pod, ok bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return topology.Settle(m.grants, pod.UID, ok, m.save)
 }
 
-// allocateMissing allocates devices that an admitted pod lacks.
+// allocateMissing allocates the devices that an admitted pod lacks, because their plugin has registered only
+// after the admission.
 func (m *Manager) allocateMissing(ctx context.Context, pod *v1.Pod) error {
 	for c := range topology.Containers(pod) {
 		if err := m.Allocate(ctx, pod, c, 0); err != nil {
@@ -218,13 +225,15 @@ func (m *Manager) podNeedsDevices(pod *v1.Pod) bool {
 	return false
 }
 
+// isKnown reports whether a device plugin has registered the resource.
 func (m *Manager) isKnown(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.resources[name] != nil
 }
 
-// freeInactive frees the devices of pods that are not active, except the pod `but`.
+// freeInactive frees the devices of pods that have terminated or do not exist any more, except those of the
+// pod `but`.
 func (m *Manager) freeInactive(but types.UID) {
 	// Active is called without mu because it takes other locks.
 	gone := topology.Inactive(m.cfg.Active, m.cfg.Known, but)
@@ -234,7 +243,8 @@ func (m *Manager) freeInactive(but types.UID) {
 	maps.DeleteFunc(m.terminated, func(uid types.UID, _ bool) bool { return m.grants[uid] == nil })
 }
 
-// free returns the healthy, unallocated devices of a resource. The caller must hold mu.
+// free returns the healthy devices of a resource that are not allocated, sorted by ID. The caller must hold
+// mu.
 func (m *Manager) free(name string) []string {
 	taken := map[string]bool{}
 	for _, containers := range m.grants {
@@ -342,8 +352,9 @@ func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name str
 	return nil
 }
 
-// preferred calls GetPreferredAllocation of the plugin. Devices in the response that are not
-// available are ignored; otherwise supplies the missing ones.
+// preferred returns n devices of available that the plugin prefers, including those in must. Devices in the
+// response that are not available are ignored; otherwise supplies the missing ones, and all if the call
+// fails.
 func (m *Manager) preferred(ctx context.Context, name string, client api.DevicePluginClient, available, must []string, n int, otherwise []string) []string {
 	resp, err := client.GetPreferredAllocation(ctx, &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{{
 		AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(n),
@@ -361,8 +372,9 @@ func (m *Manager) preferred(ctx context.Context, name string, client api.DeviceP
 	return out
 }
 
-// Grants returns the devices of a container by resource. The result must not be modified. It calls
-// PreStartContainer of plugins that require it.
+// Grants returns the allocations of a container by resource. It allocates devices that are missing because
+// the plugin or the allocation was unknown at admission, and calls PreStartContainer of plugins that require
+// it. An error means that the container cannot be created now. The result must not be modified.
 func (m *Manager) Grants(ctx context.Context, pod *v1.Pod, c *v1.Container) (map[string]*Grant, error) {
 	if !m.podNeedsDevices(pod) {
 		m.mu.Lock()
@@ -403,7 +415,8 @@ func (m *Manager) Grants(ctx context.Context, pod *v1.Pod, c *v1.Container) (map
 	return grants, nil
 }
 
-// Health returns the health of a container's devices. It is empty if the container has none.
+// Health returns the health of the devices that are allocated to a container, by resource, or nil if it has
+// none.
 func (m *Manager) Health(pod types.UID, container string) []v1.ResourceStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -426,7 +439,7 @@ func (m *Manager) Health(pod types.UID, container string) []v1.ResourceStatus {
 	return out
 }
 
-// Devices returns the IDs of a container's devices by resource.
+// Devices returns the IDs of the devices that are allocated to a container, by resource.
 func (m *Manager) Devices(pod types.UID, container string) map[string][]string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -452,7 +465,7 @@ func (m *Manager) All() map[string][]*api.Device {
 	return out
 }
 
-// holders returns the pods that have devices of a resource. The caller must hold mu.
+// holders returns the pods to which devices of a resource are allocated. The caller must hold mu.
 func (m *Manager) holders(name string) []types.UID {
 	var out []types.UID
 	for uid, containers := range m.grants {
@@ -466,7 +479,7 @@ func (m *Manager) holders(name string) []types.UID {
 	return out
 }
 
-// sameDevices reports whether a and b are the same devices in the same state.
+// sameDevices reports whether a and b have the same devices with the same health and topology.
 func sameDevices(a, b map[string]*api.Device) bool {
 	return maps.EqualFunc(a, b, func(x, y *api.Device) bool { return proto.Equal(x, y) })
 }

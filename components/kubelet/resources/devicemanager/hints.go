@@ -10,7 +10,8 @@ import (
 	"hyperkube/components/kubelet/resources/topology"
 )
 
-// Hints implements topology.Provider.
+// Hints returns, for each resource that the container requests, the sets of NUMA nodes from which its devices
+// can be allocated. It implements topology.Provider.
 func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	m.freeInactive(pod.UID)
 	m.mu.Lock()
@@ -24,7 +25,7 @@ func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	return out
 }
 
-// PodHints implements topology.Provider.
+// PodHints returns the hints for all containers of the pod together. It implements topology.Provider.
 func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	m.freeInactive(pod.UID)
 	m.mu.Lock()
@@ -54,9 +55,9 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	return out
 }
 
-// hints returns the hints for n devices of a resource, or nil if its devices are not on NUMA nodes.
-// own are the devices that the pod has already, such as after a restart of the kubelet; the pod
-// keeps them. The caller must hold mu.
+// hints returns the hints for n devices of a resource, or nil if its devices are not on NUMA nodes. The list
+// is empty if there are too few devices. own are the devices that the pod already has, such as after a
+// restart of the kubelet; the pod keeps them. The caller must hold mu.
 func (m *Manager) hints(pod *v1.Pod, name string, n int, own []string) []topology.Hint {
 	p := m.resources[name]
 	aligned := false
@@ -98,7 +99,7 @@ func (m *Manager) hints(pod *v1.Pod, name string, n int, own []string) []topolog
 	})
 }
 
-// nodesOf returns the NUMA nodes of a device. d may be nil.
+// nodesOf returns the NUMA nodes of a device, or the empty set if it has none or is nil.
 func nodesOf(d *api.Device) numa.Set {
 	var s numa.Set
 	for _, n := range d.GetTopology().GetNodes() {

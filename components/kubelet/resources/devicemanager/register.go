@@ -18,7 +18,8 @@ import (
 	"hyperkube/components/kubelet/pluginwatch"
 )
 
-// Run accepts registrations of plugins until ctx is done.
+// Run accepts registrations of device plugins on the socket kubelet.sock until ctx is done. It returns an
+// error if the socket cannot be opened.
 func (m *Manager) Run(ctx context.Context) error {
 	var wait sync.WaitGroup
 	defer wait.Wait()
@@ -30,7 +31,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	return grpcsocket.Serve(ctx, filepath.Join(m.cfg.Dir, "kubelet.sock"), "device plugins", s)
 }
 
-// registration is the service that plugins call.
+// registration is the gRPC service that device plugins call to register.
 type registration struct {
 	api.UnimplementedRegistrationServer
 	m    *Manager
@@ -38,7 +39,9 @@ type registration struct {
 	wait *sync.WaitGroup
 }
 
-// Register implements api.RegistrationServer.
+// Register connects to a device plugin and starts to watch its devices. It returns an error to the plugin if
+// its API version or resource name is not valid, or if the plugin does not respond. It implements
+// api.RegistrationServer.
 func (r *registration) Register(ctx context.Context, in *api.RegisterRequest) (*api.Empty, error) {
 	r.m.cfg.Metrics.PluginRegistered(in.ResourceName)
 	if !slices.Contains(api.SupportedVersions[:], in.Version) {
@@ -56,13 +59,13 @@ func (r *registration) Register(ctx context.Context, in *api.RegisterRequest) (*
 	}
 	r.wait.Go(func() {
 		if err := r.m.watch(r.ctx(), in, p); err != nil && r.ctx().Err() == nil {
-			r.m.cfg.Log.Warn("device plugin disconnected", "resource", in.ResourceName, "err", err)
+			r.m.cfg.Log.Warn("device plugin disconnected, its devices are not allocated until it registers again unless another instance is running", "resource", in.ResourceName, "err", err)
 		}
 	})
 	return &api.Empty{}, nil
 }
 
-// validateResourceName returns an error if name is not the name of an extended resource.
+// validateResourceName returns an error if name is not a valid name of an extended resource.
 func validateResourceName(name string) error {
 	domain, _, ok := strings.Cut(name, "/")
 	if !ok || domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io") || strings.HasPrefix(name, v1.DefaultResourceRequestsPrefix) ||
@@ -72,7 +75,7 @@ func validateResourceName(name string) error {
 	return nil
 }
 
-// connect connects to a plugin and gets its options. If that fails, the registration fails.
+// connect connects to a device plugin and gets its options. An error fails the registration.
 func (m *Manager) connect(ctx context.Context, in *api.RegisterRequest) (*registeredPlugin, error) {
 	conn, err := pluginwatch.Dial(filepath.Join(m.cfg.Dir, in.Endpoint))
 	if err != nil {
@@ -88,7 +91,9 @@ func (m *Manager) connect(ctx context.Context, in *api.RegisterRequest) (*regist
 	return p, nil
 }
 
-// watch watches the devices of one plugin until the plugin stops.
+// watch makes the plugin p the active one of its resource, and stores the devices that it reports, until it
+// disconnects or ctx is done. Then an earlier plugin that still runs takes over, otherwise the devices become
+// unhealthy. It returns why the connection has ended.
 func (m *Manager) watch(ctx context.Context, in *api.RegisterRequest, p *registeredPlugin) error {
 	defer p.conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
@@ -143,7 +148,8 @@ func (m *Manager) watch(ctx context.Context, in *api.RegisterRequest, p *registe
 	}
 }
 
-// setDevices replaces the devices of the plugin. The caller must hold mu.
+// setDevices replaces the devices of the plugin by those that it has reported. The caller must hold the
+// Manager's mu.
 func (p *registeredPlugin) setDevices(list []*api.Device) {
 	p.devices, p.reported = map[string]*api.Device{}, true
 	for _, d := range list {
@@ -152,8 +158,8 @@ func (p *registeredPlugin) setDevices(list []*api.Device) {
 }
 
 // setActive makes p the active device plugin of an extended resource. p starts with the devices of the
-// previous plugin. If that plugin is still running and uses another socket, it is kept in
-// m.superseded, so that it can become active again when p stops. The caller must hold mu.
+// previous plugin. If that plugin is still running and uses another socket, it is kept in superseded, so that
+// it can become active again when p stops. The caller must hold mu.
 func (m *Manager) setActive(name string, p *registeredPlugin) {
 	if old := m.resources[name]; old != nil {
 		// Keep the devices until the new plugin reports its own.
@@ -171,8 +177,8 @@ func (m *Manager) setActive(name string, p *registeredPlugin) {
 	m.resources[name] = p
 }
 
-// failOver makes the newest superseded plugin the active one of a resource, and returns it. It
-// returns nil if there is none. The caller must hold mu.
+// failOver makes the newest superseded plugin the active one of a resource, because the active one has
+// stopped, and returns it. It returns nil if there is none. The caller must hold mu.
 func (m *Manager) failOver(name string) *registeredPlugin {
 	list := m.superseded[name]
 	if len(list) == 0 {

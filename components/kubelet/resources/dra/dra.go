@@ -46,15 +46,17 @@ type Config struct {
 	Metrics *telemetry.Claims
 }
 
-// Manager tracks drivers and prepared claims. Its methods are safe for concurrent use.
+// Manager tracks the DRA drivers on this node and the ResourceClaims that they have prepared. Its methods are
+// safe for concurrent use.
 //
-// Size: half of the methods are those of the interfaces for plugin registration, pods, container starts
-// and the pod resources API, which use the same claims under one lock.
+// Size: half of the methods are those of the interfaces for plugin registration, pods, container starts and
+// the pod resources API, which use the same claims under one lock.
 type Manager struct {
 	cfg  Config
 	path string // path of the state file
 
-	mu      sync.Mutex // guards the following fields
+	mu sync.Mutex // guards the following fields
+	// drivers are the drivers that have registered, by name. A driver without sockets has stopped.
 	drivers map[string]*driver
 	stopped bool // Run has returned
 	claims  map[types.UID]*Claim
@@ -71,7 +73,8 @@ type Manager struct {
 	watches sync.WaitGroup
 }
 
-// Claim is a ResourceClaim that is or may be prepared.
+// Claim is a ResourceClaim that is prepared, or for which a driver was called and may have prepared devices.
+// It is saved in the state file.
 type Claim struct {
 	UID       types.UID `json:"uid"`
 	Namespace string    `json:"namespace"`
@@ -97,7 +100,8 @@ type Device struct {
 	CDI []string `json:"cdi,omitempty"`
 }
 
-// New returns a Manager with the claims of the state file.
+// New returns a Manager with the claims of the state file. An unreadable file is an error, because drivers
+// may have prepared devices for its claims.
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, path: filepath.Join(cfg.Root, "dra_manager_state"),
@@ -109,8 +113,10 @@ func New(cfg Config) (*Manager, error) {
 	return m, err
 }
 
-// Prepare prepares the devices of a pod's claims. After a restart of the kubelet it calls the
-// drivers again; once all claims are prepared it does nothing.
+// Prepare calls the drivers of the pod's claims to prepare the devices, before the pod's containers are
+// created. After a restart of the kubelet it calls the drivers again; once all claims are prepared it does
+// nothing. It returns an error, to be retried, if a claim is not allocated to the pod or a driver is not
+// registered or fails.
 func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) (err error) {
 	if !hasClaims(pod) {
 		return nil
@@ -154,8 +160,8 @@ func hasClaims(pod *v1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 }
 
-// getClaims gets a pod's claims from the API server. The claims must be allocated and reserved for
-// the pod.
+// getClaims gets a pod's claims from the API server. It returns an error if a claim is not allocated or not
+// reserved for the pod.
 func (m *Manager) getClaims(ctx context.Context, pod *v1.Pod) ([]*resourcev1.ResourceClaim, error) {
 	if m.cfg.Kube == nil {
 		return nil, errors.New("pods without an API server cannot have resource claims")
@@ -223,8 +229,8 @@ func (m *Manager) checkDrivers(claims []*resourcev1.ResourceClaim) error {
 	return nil
 }
 
-// recordUse records, before a driver is called, that the pod uses the claims. It returns the claims to
-// prepare, by driver.
+// recordUse records in the state file, before a driver is called, that the pod uses the claims. It returns
+// the claims that are not prepared yet, by driver.
 func (m *Manager) recordUse(pod types.UID, claims []*resourcev1.ResourceClaim) (map[string][]*draapi.Claim, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -275,7 +281,7 @@ func (m *Manager) obsoleteClaim(claim *resourcev1.ResourceClaim) types.UID {
 	return ""
 }
 
-// prepare calls a driver to prepare claims.
+// prepare calls the driver of that name to prepare the claims, and stores the devices.
 func (m *Manager) prepare(ctx context.Context, name string, claims []*draapi.Claim) error {
 	client, err := m.client(name)
 	if err != nil {
@@ -306,7 +312,8 @@ func (m *Manager) prepare(ctx context.Context, name string, claims []*draapi.Cla
 	return nil
 }
 
-// Release unprepares the claims that were used only by a pod without running containers.
+// Release unprepares the claims that only this pod uses, because no process of it runs any more. It returns
+// an error, to be retried, if a driver is not registered or fails.
 func (m *Manager) Release(ctx context.Context, pod types.UID) (err error) {
 	m.mu.Lock()
 	var uids []types.UID
@@ -360,7 +367,8 @@ func (m *Manager) Release(ctx context.Context, pod types.UID) (err error) {
 	return m.save()
 }
 
-// observe records the metrics of an operation.
+// observe records the duration and the result of an operation, for metrics. err points to the result because
+// observe is deferred.
 func (m *Manager) observe(operation string, began time.Time, err *error) {
 	m.cfg.Metrics.Operation(operation, time.Since(began), *err)
 }
@@ -378,7 +386,7 @@ func (m *Manager) InUse() map[string]int {
 	return out
 }
 
-// unprepare calls a driver to unprepare claims.
+// unprepare calls the driver of that name to unprepare the claims.
 func (m *Manager) unprepare(ctx context.Context, name string, claims []*draapi.Claim) error {
 	client, err := m.client(name)
 	if err != nil {
@@ -402,8 +410,8 @@ func (m *Manager) unprepare(ctx context.Context, name string, claims []*draapi.C
 	return errors.Join(errs...)
 }
 
-// Reconcile unprepares the claims of pods for which active returns false. active must return true
-// for each pod that may still run.
+// Reconcile releases the claims of the pods for which active returns false, because they were deleted while
+// the kubelet was not running. active must return true for each pod of which a process may still run.
 func (m *Manager) Reconcile(ctx context.Context, active func(types.UID) bool) error {
 	m.mu.Lock()
 	gone := map[types.UID]bool{}
@@ -422,8 +430,8 @@ func (m *Manager) Reconcile(ctx context.Context, active func(types.UID) bool) er
 	return errors.Join(errs...)
 }
 
-// setBusy waits until no driver call for any of the claims is in flight, and marks the claims as
-// busy.
+// setBusy waits until no driver call for any of the claims is in flight, and marks the claims as busy, so
+// that the caller can call drivers. The caller must call vacate. The error is that of ctx.
 func (m *Manager) setBusy(ctx context.Context, claims []types.UID) error {
 	for {
 		m.mu.Lock()
@@ -446,6 +454,7 @@ func (m *Manager) setBusy(ctx context.Context, claims []types.UID) error {
 	}
 }
 
+// vacate marks the claims as not busy any more.
 func (m *Manager) vacate(claims []types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

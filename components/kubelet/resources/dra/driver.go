@@ -21,11 +21,12 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// driverGracePeriod is how long a driver may be disconnected before its ResourceSlices are removed.
+// driverGracePeriod is how long a driver may be disconnected before its ResourceSlices are removed from the
+// API, so that the scheduler does not allocate its devices any more.
 const driverGracePeriod = 30 * time.Second
 
-// driver is a registered driver. While a driver is being replaced it has two sockets; the newer one
-// is used.
+// driver is a DRA driver that has registered. While a driver is being replaced by a newer version it has two
+// sockets; the newer one is used.
 type driver struct {
 	sockets []*socket
 	// removal is the timer that removes the driver's ResourceSlices. It is nil while the driver is
@@ -38,16 +39,18 @@ func (d *driver) connected() bool {
 	return slices.ContainsFunc(d.sockets, func(s *socket) bool { return s.connected })
 }
 
+// socket is the connection to one instance of a driver. path is the path of its registration socket.
 type socket struct {
 	path   string
 	conn   *grpc.ClientConn
 	client draapi.DRAPluginClient
-	// connected: the driver accepts connections. Guarded by the manager's mu.
+	// connected means that the driver accepts connections. It is guarded by the Manager's mu.
 	connected bool
 	// cancelWatch stops the watches of the connection and of device health.
 	cancelWatch context.CancelFunc
 }
 
+// close stops the watches and closes the connection.
 func (s *socket) close() {
 	s.cancelWatch()
 	_ = s.conn.Close()
@@ -55,7 +58,9 @@ func (s *socket) close() {
 
 var _ pluginwatch.Handler = (*Manager)(nil)
 
-// Register implements pluginwatch.Handler.
+// Register connects to a DRA driver that has registered on the node. It returns an error, which is reported
+// to the driver, if the driver supports no version of the API that the kubelet supports. It implements
+// pluginwatch.Handler.
 func (m *Manager) Register(_ context.Context, p pluginwatch.Plugin) error {
 	if p.Name == "" {
 		return errors.New("DRA plugin name is empty")
@@ -117,8 +122,8 @@ func (m *Manager) watchConnection(ctx context.Context, name string, s *socket) {
 	}
 }
 
-// updateRemoval starts or stops the timer that removes a driver's ResourceSlices, depending on whether the
-// driver is connected. The caller must hold mu.
+// updateRemoval stops the timer that removes the ResourceSlices of the driver d if d is connected, and
+// otherwise starts it. name is the name of the driver. The caller must hold mu.
 func (m *Manager) updateRemoval(name string, d *driver) {
 	switch {
 	case d.connected():
@@ -131,7 +136,8 @@ func (m *Manager) updateRemoval(name string, d *driver) {
 	}
 }
 
-// Deregister implements pluginwatch.Handler.
+// Deregister closes the connection to a driver whose registration socket was removed. It implements
+// pluginwatch.Handler.
 func (m *Manager) Deregister(p pluginwatch.Plugin) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -155,7 +161,8 @@ const (
 	maxRemoveBackoff = 5 * time.Minute
 )
 
-// client returns the newest connection to a driver. It prefers connections that are ready.
+// client returns the client of the newest instance of a driver, preferably of one that is connected. It
+// returns an error if the driver is not registered.
 func (m *Manager) client(name string) (draapi.DRAPluginClient, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -179,10 +186,11 @@ func (m *Manager) isRegistered(name string) bool {
 	return d != nil && len(d.sockets) > 0
 }
 
-// removeSlices removes the ResourceSlices of a driver, unless the driver is connected again. A failure is
-// retried, because the scheduler would otherwise allocate the devices.
+// removeSlices removes the ResourceSlices of a driver from the API, unless the driver is connected again,
+// because the scheduler would otherwise allocate its devices. Failures are retried with a back-off.
 func (m *Manager) removeSlices(name string) { m.removeSlicesRetry(name, minRemoveBackoff) }
 
+// removeSlicesRetry is removeSlices after earlier failures. pause is the delay before the next attempt.
 func (m *Manager) removeSlicesRetry(name string, pause time.Duration) {
 	m.mu.Lock()
 	back := m.drivers[name] != nil && m.drivers[name].connected()
@@ -198,7 +206,7 @@ func (m *Manager) removeSlicesRetry(name string, pause time.Duration) {
 	if err == nil {
 		return
 	}
-	m.cfg.Log.Warn("removing ResourceSlices of stopped DRA driver failed, will retry", "driver", name, "err", err)
+	m.cfg.Log.Warn("removing ResourceSlices of stopped DRA driver failed, the scheduler may allocate its devices until a retry succeeds", "driver", name, "err", err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if d := m.drivers[name]; !m.stopped && d != nil && !d.connected() {
@@ -206,8 +214,9 @@ func (m *Manager) removeSlicesRetry(name string, pause time.Duration) {
 	}
 }
 
-// Run removes the ResourceSlices of drivers that have not registered within 30 seconds after the
-// kubelet's start, and waits until ctx is done. Then it closes the connections to all drivers.
+// Run removes the ResourceSlices of drivers that have not registered within driverGracePeriod after the
+// kubelet's start, and waits until ctx is done. Then it closes the connections to all drivers. The error is
+// always nil.
 func (m *Manager) Run(ctx context.Context) error {
 	timer := time.NewTimer(driverGracePeriod)
 	defer timer.Stop()
@@ -224,7 +233,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			continue
 		}
 		if ctx.Err() == nil {
-			m.cfg.Log.Warn("removing ResourceSlices of stopped DRA drivers failed, will retry", "err", err)
+			m.cfg.Log.Warn("removing ResourceSlices of DRA drivers that have not registered failed, the scheduler may allocate their devices until a retry succeeds", "err", err)
 		}
 		timer.Reset(retry.Next())
 	}
@@ -249,6 +258,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	return nil
 }
 
+// forgetOld removes the ResourceSlices of this node whose drivers are not registered.
 func (m *Manager) forgetOld(ctx context.Context) error {
 	if m.cfg.Kube == nil {
 		return nil

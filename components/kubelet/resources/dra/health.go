@@ -29,7 +29,7 @@ const (
 	maxDevices = 16384
 )
 
-// health is the health of a device as its driver has reported it.
+// health is the health of a device as its driver has reported it last. It is unknown after expires.
 type health struct {
 	status  v1.ResourceHealthStatus
 	message string
@@ -40,8 +40,8 @@ type health struct {
 // device identifies a device of a driver.
 type device struct{ pool, name string }
 
-// watchHealth watches the health of a driver's devices (KEP-4680) until ctx is done, if the driver
-// supports it.
+// watchHealth receives the health of a driver's devices (KEP-4680) on the connection conn until ctx is done.
+// versions are the services of the driver; if it does not report health, watchHealth returns immediately.
 func (m *Manager) watchHealth(ctx context.Context, driver string, conn *grpc.ClientConn, versions []string) {
 	var open func() (healthv1.DRAResourceHealth_NodeWatchResourcesClient, error)
 	switch {
@@ -70,7 +70,7 @@ func (m *Manager) watchHealth(ctx context.Context, driver string, conn *grpc.Cli
 		if ctx.Err() != nil || status.Code(err) == codes.Unimplemented {
 			return
 		}
-		m.cfg.Log.Info("device health stream of DRA driver closed, will reopen", "driver", driver, "err", err)
+		m.cfg.Log.Info("device health stream of DRA driver closed, the health of its devices is unknown until the stream is open again", "driver", driver, "err", err)
 		if !lifecycle.Pause(ctx, healthRetry) {
 			return
 		}
@@ -131,7 +131,7 @@ func (m *Manager) updateHealth(driver string, conn *grpc.ClientConn, list []*hea
 	m.notifyChanged(pods)
 }
 
-// notifyStale notifies about pods whose devices' health is outdated.
+// notifyStale notifies the pods that use devices of the driver whose health was not reported again in time.
 func (m *Manager) notifyStale(driver string) {
 	m.mu.Lock()
 	now := time.Now()
@@ -143,7 +143,7 @@ func (m *Manager) notifyStale(driver string) {
 	m.notifyChanged(pods)
 }
 
-// podsWith returns the pods that have matching devices of a driver. The caller must hold mu.
+// podsWith returns the pods that have devices of a driver for which is returns true. The caller must hold mu.
 func (m *Manager) podsWith(driver string, is func(device) bool) []types.UID {
 	var pods []types.UID
 	for _, c := range m.claims {
@@ -158,13 +158,15 @@ func (m *Manager) podsWith(driver string, is func(device) bool) []types.UID {
 	return pods
 }
 
+// notifyChanged passes the pods, if there are any, to Config.Changed.
 func (m *Manager) notifyChanged(pods []types.UID) {
 	if len(pods) > 0 && m.cfg.Changed != nil {
 		m.cfg.Changed(pods)
 	}
 }
 
-// Health returns the health of the devices of a container's claims, by claim or request.
+// Health returns the health of the devices of a container's claims, by claim or request, for the pod's
+// status. It returns nil for init and ephemeral containers.
 func (m *Manager) Health(pod *v1.Pod, container string) []v1.ResourceStatus {
 	i := slices.IndexFunc(pod.Spec.Containers, func(c v1.Container) bool { return c.Name == container })
 	if i < 0 {
@@ -192,6 +194,7 @@ func (m *Manager) Health(pod *v1.Pod, container string) []v1.ResourceStatus {
 	return out
 }
 
+// healthOf returns the health of a device, which is unknown if the driver has not reported it in time.
 func (m *Manager) healthOf(d Used) v1.ResourceHealth {
 	out := v1.ResourceHealth{Health: v1.ResourceHealthStatusUnknown, ResourceID: v1.ResourceID(fmt.Sprintf("%s/%s/%s", d.Driver, d.Pool, d.Name))}
 	if len(d.CDI) > 0 {
@@ -208,6 +211,7 @@ func (m *Manager) healthOf(d Used) v1.ResourceHealth {
 	return out
 }
 
+// healthOf converts the health that a driver reports to that of the API.
 func healthOf(s healthv1.HealthStatus) v1.ResourceHealthStatus {
 	switch s {
 	case healthv1.HealthStatus_HEALTHY:
@@ -218,6 +222,7 @@ func healthOf(s healthv1.HealthStatus) v1.ResourceHealthStatus {
 	return v1.ResourceHealthStatusUnknown
 }
 
+// short truncates a health message to maxMessage bytes.
 func short(text string) string {
 	if len(text) > maxMessage {
 		return text[:maxMessage-3] + "..."

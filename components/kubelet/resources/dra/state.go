@@ -13,13 +13,14 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// state is persisted over restarts of the kubelet. Whether a claim is prepared is not persisted:
-// the drivers are called again because they may also have restarted.
+// state is the content of the state file, which survives restarts of the kubelet. Whether a claim is prepared
+// is not saved: the drivers are called again because they may also have restarted.
 type state struct {
 	Version string   `json:"version"`
 	Claims  []*Claim `json:"claims"`
 }
 
+// stateVersion is the only supported version of the state file.
 const stateVersion = "v1"
 
 // save writes the state file. The caller must hold mu.
@@ -38,7 +39,8 @@ func (m *Manager) save() error {
 	return nil
 }
 
-// load reads the state file. A file that does not exist means no claims.
+// load returns the claims in the state file. A file that does not exist means no claims. An unreadable file
+// is an error.
 func load(path string) (map[types.UID]*Claim, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -54,6 +56,7 @@ func load(path string) (map[types.UID]*Claim, error) {
 	return claims, nil
 }
 
+// parse returns the claims in the content of a state file, by UID.
 func parse(data []byte) (map[types.UID]*Claim, error) {
 	var s state
 	if err := json.Unmarshal(data, &s); err != nil {

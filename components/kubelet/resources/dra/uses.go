@@ -9,7 +9,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
 
-// CDI returns the CDI device IDs that the runtime adds to a container for its claims.
+// CDI returns the CDI device IDs of the container's claims, which the runtime adds to the container.
 func (m *Manager) CDI(pod *v1.Pod, c *v1.Container) []string {
 	var out []string
 	for _, u := range m.Uses(pod, c) {
@@ -24,19 +24,19 @@ func (m *Manager) CDI(pod *v1.Pod, c *v1.Container) []string {
 	return out
 }
 
-// Use describes the devices of one claim that a container uses.
+// Use is a ResourceClaim, and those of its devices that a container uses.
 type Use struct {
 	Namespace, Name string
 	Devices         []Used
 }
 
-// Used is a device and its driver.
+// Used is a device of a claim and the driver that has prepared it.
 type Used struct {
 	Driver string
 	Device
 }
 
-// Uses returns the claims whose devices a container uses.
+// Uses returns the claims of the pod, and their prepared devices, that the container uses.
 func (m *Manager) Uses(pod *v1.Pod, c *v1.Container) []Use {
 	if len(c.Resources.Claims) == 0 && pod.Status.ExtendedResourceClaimStatus == nil {
 		return nil
@@ -65,8 +65,8 @@ func (m *Manager) Uses(pod *v1.Pod, c *v1.Container) []Use {
 	return out
 }
 
-// uses returns the devices of a request of a pod's claim; "" means all requests. The caller must
-// hold mu.
+// uses returns the devices of a request of the pod's claim of that name; a request of "" means all. It
+// returns nil if the pod has no such prepared claim. The caller must hold mu.
 func (m *Manager) uses(pod *v1.Pod, name, request string) []Use {
 	for _, claim := range m.claims {
 		if claim.Name != name || claim.Namespace != pod.Namespace || !slices.Contains(claim.Pods, pod.UID) {
@@ -85,9 +85,9 @@ func (m *Manager) uses(pod *v1.Pod, name, request string) []Use {
 	return nil
 }
 
-// serves reports whether a device that is allocated for the given requests of a claim belongs to the
-// request want. want also matches its subrequests, "want/name". All devices match if want is "", and
-// a device without requests belongs to every request.
+// serves reports whether a device belongs to the request want of a claim. requests are the claim's requests
+// that the device is allocated for. want also matches its subrequests, "want/name". All devices match if want
+// is "", and a device without requests belongs to every request.
 func serves(requests []string, want string) bool {
 	return want == "" || len(requests) == 0 || slices.ContainsFunc(requests, func(r string) bool {
 		main, _, _ := strings.Cut(r, "/")

@@ -18,7 +18,8 @@ import (
 // the node is full.
 // https://kubernetes.io/docs/concepts/storage/storage-limits/#mutable-csi-node-allocatable-count
 
-// updatePeriod returns how often a driver is to be queried; zero means never.
+// updatePeriod returns how often a driver must be queried for its maximum number of volumes; zero means
+// never. obj is its CSIDriver, or nil.
 func updatePeriod(obj *storagev1.CSIDriver) time.Duration {
 	if obj == nil || obj.Spec.NodeAllocatableUpdatePeriodSeconds == nil {
 		return 0
@@ -26,7 +27,8 @@ func updatePeriod(obj *storagev1.CSIDriver) time.Duration {
 	return time.Duration(*obj.Spec.NodeAllocatableUpdatePeriodSeconds) * time.Second
 }
 
-// allocatable returns the maximum number of volumes of a driver on the node; nil means unlimited.
+// allocatable returns the maximum number of volumes that a driver can attach to the node, for the CSINode;
+// nil means unlimited. info is the driver's response.
 func allocatable(info *csipb.NodeGetInfoResponse) *storagev1.VolumeNodeResources {
 	if info.MaxVolumesPerNode <= 0 {
 		return nil
@@ -35,7 +37,8 @@ func allocatable(info *csipb.NodeGetInfoResponse) *storagev1.VolumeNodeResources
 	return &storagev1.VolumeNodeResources{Count: &count}
 }
 
-// updateLimitPeriodically queries a driver as often as its CSIDriver requires, until ctx is done.
+// updateLimitPeriodically queries the driver d for its maximum number of volumes, as often as its CSIDriver
+// requires, until ctx is done. It watches the CSIDriver for changes of the period.
 func (p *Plugin) updateLimitPeriodically(ctx context.Context, d *driver) {
 	periods := make(chan time.Duration)
 	done := make(chan struct{})
@@ -73,14 +76,14 @@ func (p *Plugin) updateLimitPeriodically(ctx context.Context, d *driver) {
 			}
 		case <-due:
 			if err := p.updateLimit(ctx, d); err != nil && ctx.Err() == nil {
-				p.cfg.Log.Warn("updating maximum number of volumes of CSI driver failed, retrying in the next period", "driver", d.plugin.Name, "err", err)
+				p.cfg.Log.Warn("updating maximum number of volumes of CSI driver failed, CSINode keeps the previous maximum until the next period", "driver", d.plugin.Name, "err", err)
 			}
 		}
 	}
 }
 
-// updateLimit queries a driver for the maximum number of volumes and updates the CSINode if it has
-// changed.
+// updateLimit queries the driver d for the maximum number of volumes and updates the CSINode if the number
+// has changed. It does nothing before the Node object is known.
 func (p *Plugin) updateLimit(ctx context.Context, d *driver) error {
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -105,10 +108,10 @@ func (p *Plugin) updateLimit(ctx context.Context, d *driver) error {
 	})
 }
 
-// limitReached reports whether a volume could not be attached because the node has reached the
-// driver's maximum number of volumes. If so, it queries the driver for the current maximum. It
-// returns false for drivers without an update period because nothing would report that the node can
-// attach volumes again.
+// limitReached reports whether the volume of k could not be attached because the node has reached the
+// driver's maximum number of volumes, according to the error of its VolumeAttachment. If so, it queries the
+// driver for the current maximum. It returns false for drivers without an update period, because nothing
+// would report that the node can attach volumes again.
 func (p *Plugin) limitReached(ctx context.Context, k key) (bool, error) {
 	obj, err := p.driverObject(ctx, k.driver)
 	if err != nil {

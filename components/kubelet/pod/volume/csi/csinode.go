@@ -20,15 +20,16 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// nodeIDAnnotation is the annotation of Nodes that maps drivers to their ID of the node.
+// nodeIDAnnotation is the annotation of Nodes with a JSON object that maps the names of CSI drivers to their
+// IDs of the node.
 const nodeIDAnnotation = "csi.volume.kubernetes.io/nodeid"
 
 // migrated is the annotation of a CSINode that lists the in-tree volume plugins whose volumes are
 // served by CSI drivers.
 const migrated = "storage.alpha.kubernetes.io/migrated-plugins"
 
-// migratedPlugins is the value of the annotation: all in-tree plugins that have been migrated to CSI,
-// as in upstream.
+// migratedPlugins is the value of the annotation migrated: all in-tree plugins that have been migrated to
+// CSI, as in upstream.
 const migratedPlugins = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file,kubernetes.io/cinder," +
 	"kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume"
 
@@ -50,15 +51,16 @@ func (p *Plugin) ensureCSINode(ctx context.Context) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		p.cfg.Log.Warn("creating CSINode failed, will retry", "node", node.Name, "err", err)
+		p.cfg.Log.Warn("creating CSINode failed, scheduler cannot count attached volumes of the node until a retry succeeds", "node", node.Name, "err", err)
 		if !retry.Pause(ctx) {
 			return
 		}
 	}
 }
 
-// registerDriver registers a driver in the API: in the CSINode and in the labels and the annotation of
-// the Node.
+// registerDriver registers the driver d in the API: in the CSINode, and in the annotation nodeIDAnnotation
+// and the topology labels of the Node. It waits until the Node object is known. Without an API server it does
+// nothing.
 func (p *Plugin) registerDriver(ctx context.Context, d *driver) error {
 	if p.cfg.Kube == nil {
 		return nil
@@ -109,8 +111,8 @@ func (p *Plugin) registerDriver(ctx context.Context, d *driver) error {
 	return err
 }
 
-// unregisterDriver removes the driver's entries that tellNode added to the CSINode and the annotation
-// of the Node.
+// unregisterDriver removes the entries that registerDriver has added to the CSINode and the annotation of the
+// Node. It does nothing if the driver has registered again. The topology labels remain.
 func (p *Plugin) unregisterDriver(ctx context.Context, name string) error {
 	if p.cfg.Kube == nil {
 		return nil
@@ -133,10 +135,12 @@ func (p *Plugin) unregisterDriver(ctx context.Context, name string) error {
 	return errors.Join(err, idErr)
 }
 
+// without returns the list without the driver of that name.
 func without(list []storagev1.CSINodeDriver, name string) []storagev1.CSINodeDriver {
 	return slices.DeleteFunc(slices.Clone(list), func(d storagev1.CSINodeDriver) bool { return d.Name == name })
 }
 
+// contains reports whether all has all entries of part.
 func contains(all, part map[string]string) bool {
 	for k, v := range part {
 		if have, ok := all[k]; !ok || have != v {
@@ -146,6 +150,8 @@ func contains(all, part map[string]string) bool {
 	return true
 }
 
+// parseNodeIDs returns the entries of the annotation nodeIDAnnotation: the driver's ID of the node, by driver
+// name.
 func parseNodeIDs(node *v1.Node) (map[string]string, error) {
 	out := map[string]string{}
 	if raw := node.Annotations[nodeIDAnnotation]; raw != "" {
@@ -156,6 +162,8 @@ func parseNodeIDs(node *v1.Node) (map[string]string, error) {
 	return out, nil
 }
 
+// patchNode sets the annotation nodeIDAnnotation of the Node to ids, or removes it if ids is empty, and adds
+// labels.
 func (p *Plugin) patchNode(ctx context.Context, ids, labels map[string]string) error {
 	meta := map[string]any{}
 	if len(ids) == 0 {
@@ -180,8 +188,9 @@ func (p *Plugin) patchNode(ctx context.Context, ids, labels map[string]string) e
 	return nil
 }
 
-// changeCSINode sets the drivers of the CSINode to the result of change. It creates the CSINode if
-// it does not exist.
+// changeCSINode sets the list of drivers of the CSINode to the result of change, which gets the current list
+// and must not modify it. It creates the CSINode of node if it does not exist, and retries after conflicts.
+// The caller must hold p.csiNode.
 func (p *Plugin) changeCSINode(ctx context.Context, node *v1.Node, change func([]storagev1.CSINodeDriver) []storagev1.CSINodeDriver) error {
 	nodes := p.cfg.Kube.StorageV1().CSINodes()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -219,6 +228,7 @@ func (p *Plugin) changeCSINode(ctx context.Context, node *v1.Node, change func([
 	return nil
 }
 
+// sameDriver reports whether a and b are equal entries of a CSINode.
 func sameDriver(a, b storagev1.CSINodeDriver) bool {
 	count := func(d storagev1.CSINodeDriver) int32 {
 		if d.Allocatable == nil || d.Allocatable.Count == nil {

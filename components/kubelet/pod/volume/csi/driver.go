@@ -26,26 +26,29 @@ import (
 // callTimeout is the timeout of a call to a driver, as in upstream.
 const callTimeout = 2 * time.Minute
 
-// driver is a registered driver. It is immutable once it is shared.
+// driver is the connection to a CSI driver that has registered on this node, and what the driver has reported
+// about itself. It is immutable once it is shared.
 type driver struct {
 	plugin       pluginwatch.Plugin
 	conn         *grpc.ClientConn
 	node         csipb.NodeClient
 	info         *csipb.NodeGetInfoResponse
 	capabilities map[csipb.NodeServiceCapability_RPC_Type]bool
-	// stop ends the watch of the driver's CSIDriver; followed is closed when the watch has ended.
+	// stop stops the watch of the driver's CSIDriver object; watchDone is closed when the watch has stopped.
 	// Both are set once the driver is registered.
 	stop      context.CancelFunc
 	watchDone chan struct{}
 }
 
-// close stops the watch of a registered driver and closes its connection.
+// close stops the watch of a registered driver's CSIDriver object and closes the connection to the driver.
 func (d *driver) close() {
 	d.stop()
 	d.conn.Close()
 	<-d.watchDone
 }
 
+// dial returns a driver with a connection to the socket of the registered plugin p. Calls are counted in m,
+// and paths in requests are translated. The caller must call queryInfo before using the driver.
 func dial(p pluginwatch.Plugin, m *telemetry.Volumes) (*driver, error) {
 	conn, err := pluginwatch.Dial(p.Endpoint,
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -61,7 +64,8 @@ func dial(p pluginwatch.Plugin, m *telemetry.Volumes) (*driver, error) {
 	return &driver{plugin: p, conn: conn, node: csipb.NewNodeClient(conn)}, nil
 }
 
-// translatePaths translates the paths of a request to those that the driver knows.
+// translatePaths replaces the actual paths in a request by those under which the driver's container sees the
+// kubelet's root directory.
 func translatePaths(alias layout.Alias, req any) {
 	var paths []*string
 	switch r := req.(type) {
@@ -83,7 +87,8 @@ func translatePaths(alias layout.Alias, req any) {
 	}
 }
 
-// queryInfo queries the driver's ID of the node and its capabilities.
+// queryInfo queries the driver for its ID of the node and its capabilities. A driver without a node ID is an
+// error.
 func (d *driver) queryInfo(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -106,9 +111,13 @@ func (d *driver) queryInfo(ctx context.Context) error {
 	return nil
 }
 
+// stages reports whether volumes of the driver must be staged, once per node, before they are published for
+// pods.
 func (d *driver) stages() bool {
 	return d.capabilities[csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME]
 }
+
+// expands reports whether the driver can expand volumes on the node.
 func (d *driver) expands() bool {
 	return d.capabilities[csipb.NodeServiceCapability_RPC_EXPAND_VOLUME]
 }
@@ -118,8 +127,8 @@ func (d *driver) mountsWithGroup() bool {
 	return d.capabilities[csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP]
 }
 
-// isFinalError reports whether a call has failed definitely. Otherwise the driver may still be working on
-// it or may have completed it.
+// isFinalError reports whether err means that the driver has rejected a call. Otherwise the driver may still
+// be working on the call or may have completed it.
 func isFinalError(err error) bool {
 	s, ok := status.FromError(err)
 	if !ok {
@@ -132,7 +141,8 @@ func isFinalError(err error) bool {
 	return true
 }
 
-// checkPlugin validates the name and the versions of a driver.
+// checkPlugin returns an error if a plugin that registers as a CSI driver has no name or does not support
+// version 1 of CSI.
 func checkPlugin(p pluginwatch.Plugin) error {
 	if p.Name == "" {
 		return errors.New("a CSI driver must have a name")

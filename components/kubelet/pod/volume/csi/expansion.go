@@ -20,7 +20,7 @@ import (
 // after the expansion on one node.
 const noNodeExpansion = "volume.kubernetes.io/node-expansion-not-required"
 
-// expansion is the state of expansion of a volume that pods on this node have mounted.
+// expansion is the state of the expansion of a volume on this node.
 type expansion struct {
 	// size is the current size on this node; zero before a pod has mounted the volume.
 	size resource.Quantity
@@ -29,18 +29,18 @@ type expansion struct {
 	busy bool
 	// final means that the driver has rejected the expansion definitely.
 	final bool
-	// backoff is the last backoff and next the time of the next attempt, while attempts fail.
+	// backoff is the current back-off and nextAttempt the time of the next attempt, while attempts fail.
 	backoff     time.Duration
 	nextAttempt time.Time
 }
 
-// expansionPlan describes what to do with a volume that is smaller than requested.
+// expansionPlan is how a volume that is smaller than requested must be expanded on this node.
 type expansionPlan struct {
 	size resource.Quantity // the size to request from the driver
 	// callDriver means that the driver is called; done means that nothing is left to do.
 	callDriver, done bool
-	// updateClaim means that the status of the claim is updated. It is not if another node has already
-	// expanded the volume and updated the claim.
+	// updateClaim means that the status of the claim must be updated. It need not be if another node has
+	// already expanded the volume and updated the claim.
 	updateClaim bool
 	// recordStates means that each step is recorded in the status of the claim because the resizer in the
 	// control plane uses allocatedResourceStatuses. Only then can an expansion be abandoned.
@@ -50,9 +50,9 @@ type expansionPlan struct {
 	abandonOnFailure bool
 }
 
-// planExpansion decides what to do with a volume. refused means that the driver has rejected the
-// expansion before.
-// https://kubernetes.io/docs/concepts/storage/persistent-volumes/#recovering-from-failure-when-expanding-volumes
+// planExpansion decides how to expand the volume pv of the claim pvc on this node. refused means that the
+// driver has rejected the expansion before.
+// |https://kubernetes.io/docs/concepts/storage/persistent-volumes/#recovering-from-failure-when-expanding-volumes
 func planExpansion(pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, refused bool) expansionPlan {
 	state := pvc.Status.AllocatedResourceStatuses[v1.ResourceStorage]
 	has := pvc.Status.Capacity[v1.ResourceStorage]
@@ -76,11 +76,11 @@ func planExpansion(pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, refus
 	return p
 }
 
-// expandIfNeeded calls the driver to expand a published volume that is smaller than requested. mounting means
-// that the pod does not have the volume yet and does not get it unless grow succeeds. The expansion
-// of a volume in use is retried at growth.next, and its failures are reported as events. The caller
+// expandIfNeeded calls the driver d to expand a published volume that is smaller than requested. mounting
+// means that the pod does not have the volume yet; an error then fails the setup of the volume. For a volume
+// in use it returns nil: a failure is reported as an event and retried at expansion.nextAttempt. The caller
 // must hold the volume's lock.
-// https://kubernetes.io/docs/concepts/storage/persistent-volumes/#csi-volume-expansion
+// |https://kubernetes.io/docs/concepts/storage/persistent-volumes/#csi-volume-expansion
 func (p *Plugin) expandIfNeeded(ctx context.Context, d *driver, j *job, mounting bool) error {
 	if j.claim == nil || p.cfg.Kube == nil {
 		return nil
@@ -120,7 +120,8 @@ func (p *Plugin) expandIfNeeded(ctx context.Context, d *driver, j *job, mounting
 	return err
 }
 
-// attemptExpansion makes one attempt to expand the volume and records the result in g.
+// attemptExpansion makes one attempt to expand the volume, records the result in g and in the status of the
+// claim, and emits an event after a success.
 func (p *Plugin) attemptExpansion(ctx context.Context, d *driver, j *job, g *expansion) error {
 	// The claim may be outdated because attaching the volume takes time.
 	pvc, err := p.cfg.Kube.CoreV1().PersistentVolumeClaims(j.claim.Namespace).Get(ctx, j.claim.Name, metav1.GetOptions{})
@@ -157,26 +158,28 @@ func (p *Plugin) attemptExpansion(ctx context.Context, d *driver, j *job, g *exp
 	return nil
 }
 
-// handleExpansionError handles the error of a call. A volume that cannot be expanded while it is in use does not
-// fail the mount.
+// handleExpansionError records err, with which the driver has rejected the expansion todo, in g and in the
+// status of the claim. It returns err, or nil if the driver cannot expand the volume while it is in use,
+// because that must not fail the mount.
 func (p *Plugin) handleExpansionError(ctx context.Context, pvc *v1.PersistentVolumeClaim, todo expansionPlan, g *expansion, err error) error {
 	code := status.Code(cause(err))
 	if todo.recordStates {
 		g.final = true
 		infeasible := code == codes.InvalidArgument || code == codes.OutOfRange || code == codes.NotFound
 		if e := p.markFailed(ctx, pvc, infeasible || todo.abandonOnFailure, err); e != nil {
-			p.cfg.Log.Warn("recording failed volume expansion in the claim status failed", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", e)
+			p.cfg.Log.Warn("writing failed volume expansion to the status of the PersistentVolumeClaim failed, users see the failure only in events", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", e)
 		}
 	}
 	if code == codes.FailedPrecondition {
 		g.busy = true
-		p.cfg.Log.Warn("volume cannot be expanded while it is in use, retrying when another pod mounts it", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", err)
+		p.cfg.Log.Warn("CSI driver cannot expand volume while it is in use, retrying when another pod mounts it", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", err)
 		return nil
 	}
 	return err
 }
 
-// expand calls the driver to expand a volume to at least size.
+// expand calls the driver to expand a published volume to at least size. It returns an error if the driver
+// does not support expansion.
 func (p *Plugin) expand(ctx context.Context, d *driver, j *job, size resource.Quantity) error {
 	if !d.expands() {
 		return fmt.Errorf("NodeExpand is not supported by the CSI driver %s", j.k.driver)
@@ -205,19 +208,22 @@ func (p *Plugin) expand(ctx context.Context, d *driver, j *job, size resource.Qu
 	return fmt.Errorf("Expander.NodeExpand failed to expand the volume : %w", err) //nolint:staticcheck // upstream's words, which users see
 }
 
+// expansionOf returns the state of the expansion of the volume k; the zero value if there is none.
 func (p *Plugin) expansionOf(k key) expansion {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.expansions[k]
 }
 
+// setExpansion stores the state of the expansion of the volume k.
 func (p *Plugin) setExpansion(k key, g expansion) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.expansions[k] = g
 }
 
-// expansionFailure returns the error of a mount that failed because the volume could not be expanded.
+// expansionFailure returns the Failure, for the pod's events, of a mount that failed because the volume could
+// not be expanded.
 func (j *job) expansionFailure(err error) error {
 	op := "MountVolume.Setup failed while expanding volume"
 	if j.block {
@@ -226,7 +232,7 @@ func (j *job) expansionFailure(err error) error {
 	return &volume.Failure{Operation: op, Volume: j.spec, Err: err}
 }
 
-// recordExpansionEvent records an event for the pod and for the claim.
+// recordExpansionEvent emits the same event about the pod and about the claim.
 func (p *Plugin) recordExpansionEvent(j *job, pvc *v1.PersistentVolumeClaim, kind, reason, message string) {
 	p.event(j.pod, kind, reason, message)
 	if p.cfg.Events != nil {
@@ -235,6 +241,7 @@ func (p *Plugin) recordExpansionEvent(j *job, pvc *v1.PersistentVolumeClaim, kin
 	}
 }
 
+// event emits an event about the pod. kind is Normal or Warning.
 func (p *Plugin) event(pod *v1.Pod, kind, reason, message string) {
 	if p.cfg.Events == nil {
 		return

@@ -22,7 +22,8 @@ func (p *Plugin) markExpanding(ctx context.Context, pvc *v1.PersistentVolumeClai
 	})
 }
 
-// markExpanded writes a claim's new size to its status and removes the resize status and conditions.
+// markExpanded writes the new size of the volume to the claim's status and removes the resize status and
+// conditions. It returns an error if the claim has changed since pvc was read.
 func (p *Plugin) markExpanded(ctx context.Context, pvc *v1.PersistentVolumeClaim, size resource.Quantity) error {
 	change := map[string]any{
 		"capacity":   map[string]any{string(v1.ResourceStorage): size},
@@ -60,7 +61,8 @@ func (p *Plugin) markFailed(ctx context.Context, pvc *v1.PersistentVolumeClaim, 
 	return err
 }
 
-// isResizeCondition reports whether a condition is about resizing.
+// isResizeCondition reports whether c is one of the conditions of a resize, which are removed when the resize
+// is complete.
 func isResizeCondition(c v1.PersistentVolumeClaimCondition) bool {
 	switch c.Type {
 	case v1.PersistentVolumeClaimFileSystemResizePending, v1.PersistentVolumeClaimResizing, v1.PersistentVolumeClaimNodeResizeError, v1.PersistentVolumeClaimControllerResizeError:
@@ -69,8 +71,9 @@ func isResizeCondition(c v1.PersistentVolumeClaimCondition) bool {
 	return false
 }
 
-// patchStatus patches a claim's status. With exact, the patch fails if the claim has changed since
-// it was read, and the conditions in change replace all others; otherwise they are merged.
+// patchStatus patches the status of the claim pvc and returns the updated claim. With exact, the patch fails
+// if the claim has changed since pvc was read, and the conditions in change replace all others; otherwise
+// they are merged.
 func (p *Plugin) patchStatus(ctx context.Context, pvc *v1.PersistentVolumeClaim, exact bool, change map[string]any) (*v1.PersistentVolumeClaim, error) {
 	meta, kind := map[string]any{"uid": pvc.UID}, types.StrategicMergePatchType
 	if exact {

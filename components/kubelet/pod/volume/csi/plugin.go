@@ -27,7 +27,7 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Tokens returns service account tokens bound to a pod.
+// Tokens provides service account tokens that are bound to pods, for drivers that require them.
 type Tokens interface {
 	// Bound returns a token for an audience, when it expires, and when it must be refreshed. An
 	// empty audience is that of the API server. seconds may be nil.
@@ -55,9 +55,8 @@ type Config struct {
 	InUse, Registered func()
 }
 
-// Plugin implements volumes of CSI drivers. It is a plugin handler for the type CSIPlugin, a
-// volume.Type for inline volumes and a volume.PersistentType. Its methods are safe for concurrent
-// use.
+// Plugin implements volumes of CSI drivers. It is the pluginwatch.Handler of plugins of the type CSIPlugin, a
+// volume.Type for inline volumes and a volume.PersistentType. Its methods are safe for concurrent use.
 //
 // Size: it implements three interfaces, and staging, publishing, expansion and attach limits of a volume
 // share the locks of volumes and the registered drivers.
@@ -66,8 +65,8 @@ type Plugin struct {
 	places places
 	sweep  chan struct{} // capacity 1; triggers a search for staged volumes that no pod uses
 
-	// users maps attachable volumes to the directories that use them, in pods' directories and of
-	// staged volumes. The status of the node reports these volumes as in use.
+	// users tracks which directories use attachable volumes: the directories in pods' directories, and those
+	// of staged volumes. The status of the node reports these volumes as in use.
 	users volume.UseTracker
 
 	// changed is notified when the node, the drivers or the attachments have changed.
@@ -79,7 +78,7 @@ type Plugin struct {
 	// is the set of volumes that this process has staged.
 	published map[string]key
 	staged    map[key]bool
-	// expansions has an entry for each volume in made.
+	// expansions has an entry for each volume in published.
 	expansions map[key]expansion
 	locks      map[key]*volumeLock
 
@@ -88,12 +87,15 @@ type Plugin struct {
 	csiNode       sync.Mutex // serializes changes of the CSINode
 }
 
+// volumeLock is the lock of a volume, during calls of the driver about it. waiting is the number of
+// goroutines that hold the lock or wait for it.
 type volumeLock struct {
 	sync.Mutex
 	waiting int // guarded by Plugin.mu
 }
 
-// New creates a Plugin. Volumes left by earlier kubelets are in use from the beginning.
+// New creates a Plugin. Volumes that earlier kubelets have published or staged are in use from the beginning.
+// A damaged data file is only logged.
 func New(cfg Config) (*Plugin, error) {
 	p := &Plugin{
 		cfg: cfg, places: places{cfg.Root}, sweep: make(chan struct{}, 1), drivers: map[string]*driver{},
@@ -109,7 +111,7 @@ func New(cfg Config) (*Plugin, error) {
 	staged, err := p.places.allStaged()
 	if err := errors.Join(usesErr, err); err != nil {
 		// One damaged volume must not keep the node from running pods.
-		cfg.Log.Error("data file of CSI volume is damaged: unmount the volume manually and remove the file", "err", err)
+		cfg.Log.Error("data file of CSI volume is damaged, so the volume cannot be unmounted: unmount it manually and remove the file", "err", err)
 	}
 	for _, s := range staged {
 		if s.Attachment != "" {
@@ -125,7 +127,9 @@ const (
 	retryMax   = 2*time.Minute + 2*time.Second
 )
 
-// Run maintains the CSINode and unstages volumes that no pod uses, until ctx is done.
+// Run creates the CSINode and unstages volumes that no pod uses, until ctx is done. It retries failures with
+// a back-off, and immediately when a driver registers. When it returns, the connections to drivers are
+// closed.
 func (p *Plugin) Run(ctx context.Context) error {
 	defer func() {
 		p.mu.Lock()
@@ -145,7 +149,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		var again <-chan time.Time
 		if err := p.unstageUnused(ctx); err != nil && ctx.Err() == nil {
 			wait := retry.Next()
-			p.cfg.Log.Warn("unstaging unused CSI volumes failed, will retry", "err", err, "backoff", wait)
+			p.cfg.Log.Warn("unstaging unused CSI volumes failed, they remain mounted on the node until a retry succeeds", "err", err, "retryIn", wait)
 			again = time.After(wait)
 		} else {
 			retry.Reset()
@@ -159,7 +163,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// Register implements pluginwatch.Handler.
+// Register connects to a driver that has registered on the node, queries its capabilities, and adds it to the
+// CSINode. If it returns an error, the driver is not used, and the error is reported to the driver. A driver
+// of the same name is replaced.
 func (p *Plugin) Register(ctx context.Context, plugin pluginwatch.Plugin) error {
 	if err := checkPlugin(plugin); err != nil {
 		return err
@@ -200,7 +206,7 @@ func (p *Plugin) Register(ctx context.Context, plugin pluginwatch.Plugin) error 
 	return nil
 }
 
-// sweepSoon triggers Run to search for staged volumes that no pod uses.
+// sweepSoon triggers Run to search for staged volumes that no pod uses. It does not block.
 func (p *Plugin) sweepSoon() {
 	select {
 	case p.sweep <- struct{}{}:
@@ -208,7 +214,8 @@ func (p *Plugin) sweepSoon() {
 	}
 }
 
-// Deregister implements pluginwatch.Handler.
+// Deregister disconnects from a driver whose socket was removed, and removes the driver from the CSINode. It
+// does nothing if another instance of the driver has registered since.
 func (p *Plugin) Deregister(plugin pluginwatch.Plugin) {
 	p.mu.Lock()
 	d := p.drivers[plugin.Name]
@@ -223,16 +230,18 @@ func (p *Plugin) Deregister(plugin pluginwatch.Plugin) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := p.unregisterDriver(ctx, plugin.Name); err != nil {
-		p.cfg.Log.Warn("removing CSI driver from the CSINode failed", "driver", plugin.Name, "err", err)
+		p.cfg.Log.Warn("removing CSI driver from the CSINode failed, the scheduler assumes that the node has the driver until it registers again", "driver", plugin.Name, "err", err)
 	}
 }
 
-// Observe must be called when the Node has changed.
+// Observe must be called when the Node object has changed, because the setup of volumes waits until the Node
+// shows them as attached.
 func (p *Plugin) Observe() {
 	p.changed.Send()
 }
 
-// await returns when ok returns true. It calls ok again after every change.
+// await returns nil when ok returns true, or ctx's error. It calls ok first immediately, and then after every
+// change of the Node, of attachments and of the registered drivers.
 func (p *Plugin) await(ctx context.Context, ok func() bool) error {
 	for {
 		changed := p.changed.Next()
@@ -247,7 +256,8 @@ func (p *Plugin) await(ctx context.Context, ok func() bool) error {
 	}
 }
 
-// driver returns a registered driver. It waits at most wait for the driver to register.
+// driver returns the registered driver of that name. If there is none, it waits at most wait for the driver
+// to register, and then returns an error.
 func (p *Plugin) driver(ctx context.Context, name string, wait time.Duration) (*driver, error) {
 	var d *driver
 	get := func() bool {
@@ -267,7 +277,8 @@ func (p *Plugin) driver(ctx context.Context, name string, wait time.Duration) (*
 	return d, nil
 }
 
-// lock locks a volume until unlock is called.
+// lock locks the volume k, so that only one goroutine at a time calls the driver about it. The caller must
+// call unlock.
 func (p *Plugin) lock(k key) (unlock func()) {
 	p.mu.Lock()
 	l := p.locks[k]
@@ -291,7 +302,7 @@ func (p *Plugin) lock(k key) (unlock func()) {
 // VolumesInUse returns the volumes that must not be detached, sorted.
 func (p *Plugin) VolumesInUse() []v1.UniqueVolumeName { return p.users.InUse() }
 
-// driverObject returns the CSIDriver object of a driver, nil if it does not exist.
+// driverObject returns the CSIDriver object of a driver, or nil if there is none or no API server.
 func (p *Plugin) driverObject(ctx context.Context, name string) (*storagev1.CSIDriver, error) {
 	if p.cfg.Kube == nil {
 		return nil, nil
@@ -309,11 +320,12 @@ func (p *Plugin) driverObject(ctx context.Context, name string) (*storagev1.CSID
 // defaultAttachTimeout is the timeout for attaching a volume, as in upstream.
 const defaultAttachTimeout = 2*time.Minute + 3*time.Second
 
-// attachment waits until the volume is attached and returns the publish context of the attachment
-// for the driver. Before that the volume is added to volumesInUse of the node's status, so that it
-// is not detached immediately. It returns errUnattached if the CSIDriver changes during the wait so
-// that it does not require attachment, and volume.ErrAttachLimit if the wait timed out because the
-// node has reached the driver's maximum number of volumes.
+// attachment waits until the volume k is attached to this node, and returns the publish context of its
+// VolumeAttachment, which the driver requires. Before that it records dir, the pod's directory, as a user, so
+// that the Node status reports the volume as in use and the volume is not detached immediately. It returns
+// errNoAttachRequired if the CSIDriver changes during the wait so that it does not require attachment, and
+// volume.ErrAttachLimit if the wait timed out because the node has reached the driver's maximum number of
+// volumes.
 func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]string, error) {
 	name := k.unique()
 	p.users.Use(name, dir)
@@ -339,7 +351,7 @@ func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]
 		if errors.Is(err, context.DeadlineExceeded) {
 			full, why := p.limitReached(ctx, k)
 			if why != nil {
-				p.cfg.Log.Debug("checking attach limit of a CSI volume that is not attached failed", "volume", k.unique(), "err", why)
+				p.cfg.Log.Debug("checking whether the attach limit is the cause why a CSI volume is not attached failed, reporting a timeout to the pod", "volume", k.unique(), "err", why)
 			}
 			if full {
 				err = fmt.Errorf("%w: %w", volume.ErrAttachLimit, err)
@@ -360,19 +372,20 @@ func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]
 	return a.Status.AttachmentMetadata, nil
 }
 
-// errNoAttachRequired means that the driver does not require attachment.
+// errNoAttachRequired is returned by attachment when the CSIDriver has changed so that it does not require
+// attachment.
 var errNoAttachRequired = errors.New("the driver does not require attachment")
 
-// watchRetryDelay is the delay before a watch that has ended is restarted.
+// watchRetryDelay is the delay before a watch of a CSIDriver that was closed or failed is restarted.
 const watchRetryDelay = time.Second
 
-// watchDriverObject watches the CSIDriver object of a driver until ctx is done. It calls seen with the
-// current object and after each change, with nil after its deletion.
+// watchDriverObject watches the CSIDriver object of that name until ctx is done. It calls seen with the
+// current object and after each change, and with nil after its deletion.
 func (p *Plugin) watchDriverObject(ctx context.Context, name string, seen func(*storagev1.CSIDriver)) {
 	for ctx.Err() == nil {
 		w, err := p.cfg.Kube.StorageV1().CSIDrivers().Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
 		if err != nil {
-			p.cfg.Log.Debug("watching CSIDriver failed, will retry", "driver", name, "err", err)
+			p.cfg.Log.Debug("watching CSIDriver failed, using its last known settings until a retry succeeds", "driver", name, "err", err)
 		} else {
 			handleDriverEvents(ctx, w, seen)
 			w.Stop()
@@ -381,7 +394,8 @@ func (p *Plugin) watchDriverObject(ctx context.Context, name string, seen func(*
 	}
 }
 
-// handleDriverEvents handles the events of a watch of one CSIDriver until the watch ends or ctx is done.
+// handleDriverEvents calls seen for each event of the watch w of one CSIDriver, until the watch is closed or
+// ctx is done.
 func handleDriverEvents(ctx context.Context, w watch.Interface, seen func(*storagev1.CSIDriver)) {
 	for {
 		select {
@@ -400,7 +414,7 @@ func handleDriverEvents(ctx context.Context, w watch.Interface, seen func(*stora
 	}
 }
 
-// secret returns the data of the Secret that ref refers to, nil if ref is nil.
+// secret returns the data of the Secret that ref refers to, or nil if ref is nil.
 func (p *Plugin) secret(ctx context.Context, ref *v1.SecretReference) (map[string]string, error) {
 	if ref == nil {
 		return nil, nil
@@ -416,7 +430,8 @@ func (p *Plugin) secret(ctx context.Context, ref *v1.SecretReference) (map[strin
 	return out, nil
 }
 
-// unstageUnused unstages volumes that no pod uses, which remain if a kubelet was killed.
+// unstageUnused unstages volumes that no pod uses. They remain if a kubelet was killed or an earlier attempt
+// has failed. Volumes whose driver is not registered are skipped.
 func (p *Plugin) unstageUnused(ctx context.Context) error {
 	staged, err := p.places.allStaged()
 	errs := []error{err}

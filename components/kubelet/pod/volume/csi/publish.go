@@ -25,29 +25,32 @@ import (
 // republishing.
 const republishInterval = time.Minute
 
-// expansionCheckInterval is the interval at which the kubelet checks whether a volume must be expanded on this
-// node: a node may not watch claims.
+// expansionCheckInterval is the interval at which the kubelet checks whether a volume in use must be
+// expanded. It polls, because a node is not permitted to watch claims.
 const expansionCheckInterval = 10 * time.Second
 
 // driverReturnTimeout is how long a pod whose volume was published before a kubelet restart waits for the
 // driver to register.
 const driverReturnTimeout = 10 * time.Second
 
-// job describes a volume to be made usable for a pod.
+// job is a volume to set up for a pod, as specified by an inline volume or a PersistentVolume.
 type job struct {
-	k    key
-	pod  *v1.Pod
+	k   key
+	pod *v1.Pod
+	// spec is the name of the PersistentVolume or, for an inline volume, that of the pod's volume.
 	spec string
 	// volume is the name of the volume in the pod spec.
 	volume string
 	// dir is the pod's directory of the volume.
-	dir       string
-	inline    bool
-	block     bool
-	readOnly  bool
-	fsType    string
-	options   []string
-	access    []v1.PersistentVolumeAccessMode
+	dir      string
+	inline   bool
+	block    bool
+	readOnly bool
+	fsType   string
+	options  []string
+	access   []v1.PersistentVolumeAccessMode
+	// context is the volume attributes for the driver. stageRef, pubRef and expandRef refer to the Secrets
+	// for staging, publishing and expanding; they may be nil. claim and pv are nil for an inline volume.
 	context   map[string]string
 	stageRef  *v1.SecretReference
 	pubRef    *v1.SecretReference
@@ -56,9 +59,10 @@ type job struct {
 	pv        *v1.PersistentVolume
 }
 
-// target is the path where the driver publishes the volume.
+// target returns the path where the driver publishes the volume.
 func (j *job) target() string { return target(j.dir, j.block) }
 
+// target returns the path in the pod's directory dir of a volume where the driver publishes it.
 func target(dir string, block bool) string {
 	if block {
 		return filepath.Join(dir, "dev")
@@ -66,16 +70,16 @@ func target(dir string, block bool) string {
 	return filepath.Join(dir, "mount")
 }
 
-// Name implements volume.Type and volume.PersistentType.
+// Name returns the name of the directory of CSI volumes in a pod's volumes directory.
 func (p *Plugin) Name() string { return pluginName }
 
-// Is implements volume.Type.
+// Is reports whether v is an inline CSI volume.
 func (p *Plugin) Is(v *v1.Volume) bool { return v.CSI != nil }
 
-// IsPersistent implements volume.PersistentType.
+// IsPersistent reports whether pv is a CSI volume.
 func (p *Plugin) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.CSI != nil }
 
-// SetUp implements volume.Type, for inline ephemeral volumes.
+// SetUp publishes an inline ephemeral volume for the pod.
 func (p *Plugin) SetUp(ctx context.Context, r volume.Request) (volume.Result, error) {
 	src := r.Volume.CSI
 	j := &job{
@@ -92,16 +96,17 @@ func (p *Plugin) SetUp(ctx context.Context, r volume.Request) (volume.Result, er
 	return p.setUp(ctx, j)
 }
 
-// SetUpPersistent implements volume.PersistentType.
+// SetUpPersistent attaches, stages and publishes a PersistentVolume with a file system for the pod.
 func (p *Plugin) SetUpPersistent(ctx context.Context, r volume.PersistentRequest) (volume.Result, error) {
 	return p.setUp(ctx, persistent(r, false))
 }
 
-// SetUpBlock implements volume.BlockType.
+// SetUpBlock attaches, stages and publishes a PersistentVolume as a block device for the pod.
 func (p *Plugin) SetUpBlock(ctx context.Context, r volume.PersistentRequest) (volume.Result, error) {
 	return p.setUp(ctx, persistent(r, true))
 }
 
+// persistent returns the job of a PersistentVolume. block is true for volumeMode Block.
 func persistent(r volume.PersistentRequest, block bool) *job {
 	src := r.PV.Spec.CSI
 	return &job{
@@ -111,7 +116,7 @@ func persistent(r volume.PersistentRequest, block bool) *job {
 	}
 }
 
-// failure returns an error with the name of the failed step as in upstream's events.
+// failure returns a Failure, for the pod's events, of a step such as "SetUp".
 func (j *job) failure(step string, err error) error {
 	op := "MountVolume." + step
 	if j.block {
@@ -120,7 +125,7 @@ func (j *job) failure(step string, err error) error {
 	return &volume.Failure{Operation: op, Volume: j.spec, Err: err}
 }
 
-// cause returns the innermost error, which is that of the driver.
+// cause returns the innermost error that err wraps, which is the driver's gRPC status.
 func cause(err error) error {
 	for {
 		next := errors.Unwrap(err)
@@ -131,6 +136,7 @@ func cause(err error) error {
 	}
 }
 
+// mode returns the lifecycle mode that the driver must support for the volume.
 func (j *job) mode() storagev1.VolumeLifecycleMode {
 	if j.inline {
 		return storagev1.VolumeLifecycleEphemeral
@@ -138,8 +144,8 @@ func (j *job) mode() storagev1.VolumeLifecycleMode {
 	return storagev1.VolumeLifecyclePersistent
 }
 
-// checkMode returns an error if the driver does not support the volume's lifecycle mode. The
-// default of a driver is Persistent.
+// checkMode returns an error if the CSIDriver obj does not list the volume's lifecycle mode. A driver without
+// a list, or without a CSIDriver, supports only Persistent.
 func checkMode(obj *storagev1.CSIDriver, j *job) error {
 	modes := []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
 	if obj != nil && len(obj.Spec.VolumeLifecycleModes) > 0 {
@@ -151,21 +157,24 @@ func checkMode(obj *storagev1.CSIDriver, j *job) error {
 	return nil
 }
 
+// isStaged reports whether this process has staged the volume. After a restart, staging is repeated, which is
+// idempotent.
 func (p *Plugin) isStaged(k key) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.staged[k]
 }
 
-// removeStaged removes the directory of a volume that is not staged. It removes nothing that is not
-// empty.
+// removeStaged removes the directory dir of a volume whose staging was rejected. A directory that is mounted
+// or not empty remains.
 func (p *Plugin) removeStaged(dir string) {
 	if err := removeEmpty(globalMount(dir)); err == nil && volume.RemoveData(dir, dataFile, "") == nil {
 		p.users.Release(dir)
 	}
 }
 
-// removeEmpty removes an empty directory or file that is not a mount point.
+// removeEmpty removes an empty directory or a file. A path that does not exist is no error, a mount point is
+// one.
 func removeEmpty(path string) error {
 	if _, err := os.Lstat(path); isNotExist(err) {
 		return nil
@@ -183,8 +192,9 @@ func removeEmpty(path string) error {
 	return nil
 }
 
-// attributesAndSecrets returns the volume attributes for the driver, which include information about the pod, and
-// the secrets.
+// attributesAndSecrets returns the volume attributes and the secrets of the call that publishes the volume.
+// As the CSIDriver obj requires, they include information about the pod and tokens of its service account.
+// obj may be nil.
 func (p *Plugin) attributesAndSecrets(ctx context.Context, obj *storagev1.CSIDriver, j *job) (attributes, secrets map[string]string, err error) {
 	attributes = map[string]string{}
 	maps.Copy(attributes, j.context)
@@ -229,8 +239,9 @@ func (p *Plugin) attributesAndSecrets(ctx context.Context, obj *storagev1.CSIDri
 	return attributes, secrets, nil
 }
 
-// appliesGroup reports whether the kubelet or the driver applies the pod's fsGroup to the volume.
-// https://kubernetes-csi.github.io/docs/support-fsgroup.html
+// appliesGroup reports whether the pod's fsGroup must be applied to the volume, by the kubelet or the driver,
+// according to the fsGroupPolicy of the CSIDriver obj, which may be nil.
+// |https://kubernetes-csi.github.io/docs/support-fsgroup.html
 func (p *Plugin) appliesGroup(obj *storagev1.CSIDriver, j *job) bool {
 	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
 	if obj != nil && obj.Spec.FSGroupPolicy != nil && *obj.Spec.FSGroupPolicy != "" {
@@ -245,7 +256,7 @@ func (p *Plugin) appliesGroup(obj *storagev1.CSIDriver, j *job) bool {
 	return j.fsType != "" && slices.Contains(j.access, v1.ReadWriteOnce)
 }
 
-// capability returns the requested access of the volume.
+// capability returns how the pod accesses the volume, for calls of the driver.
 func (j *job) capability(d *driver) *csipb.VolumeCapability {
 	c := &csipb.VolumeCapability{AccessMode: &csipb.VolumeCapability_AccessMode{Mode: accessMode(d, j.access)}}
 	if j.block {
@@ -256,6 +267,8 @@ func (j *job) capability(d *driver) *csipb.VolumeCapability {
 	return c
 }
 
+// accessMode converts the access modes of a PersistentVolume to the CSI access mode. Only drivers that
+// support it get a mode that distinguishes one writer from several on one node.
 func accessMode(d *driver, modes []v1.PersistentVolumeAccessMode) csipb.VolumeCapability_AccessMode_Mode {
 	mode := v1.ReadWriteOnce
 	if len(modes) > 0 {

@@ -10,7 +10,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// chooseLabel returns the result of mountLabel if the volume can be mounted with that label now.
+// chooseLabel returns the SELinux label to mount the volume with, as mountLabel does. It also returns an
+// error if the volume is currently mounted with another label.
 func (p *Plugin) chooseLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
 	label, err := p.mountLabel(obj, j)
 	if err == nil && p.cfg.FileLabel != nil {
@@ -19,9 +20,10 @@ func (p *Plugin) chooseLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
 	return label, err
 }
 
-// mountLabel returns the SELinux label that a volume is mounted with. It is empty if the files are
-// relabelled one by one instead. A mount label requires that the driver supports it and that the
-// pod sets the SELinux level, because a level that the runtime chooses is not known yet.
+// mountLabel returns the SELinux label that a volume is mounted with, or "" if the runtime relabels the files
+// one by one instead. A mount label requires that the driver supports it and that the pod sets the SELinux
+// level, because a level that the runtime chooses is not known yet. It returns an error if containers of the
+// pod require different labels.
 //
 // https://kep.k8s.io/1710
 func (p *Plugin) mountLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
@@ -60,8 +62,8 @@ func (p *Plugin) mountLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
 	return "", fmt.Errorf("multiple SELinux labels found: %s", strings.Join(found, ","))
 }
 
-// checkLabel returns an error while the volume is mounted with another label: a file system has
-// only one mount label. The mount succeeds when the pods with the other label have terminated.
+// checkLabel returns an error while the volume is mounted with a label other than label, because a file
+// system has only one mount label. A retry succeeds when the pods with the other label have terminated.
 func (p *Plugin) checkLabel(j *job, label string) error {
 	conflict := func(other string) error {
 		return fmt.Errorf("conflicting SELinux labels of volume %s: %q and %q", j.spec, other, label)
@@ -80,7 +82,7 @@ func (p *Plugin) checkLabel(j *job, label string) error {
 	return nil
 }
 
-// withLabel adds a label to mount options.
+// withLabel returns the mount options with the SELinux label added, unless it is "".
 func withLabel(options []string, label string) []string {
 	if label == "" {
 		return options

@@ -17,26 +17,28 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// setup is one attempt to set up a volume. It resumes where an earlier attempt ended.
+// setup is one attempt to set up a volume for a pod. It continues where an earlier attempt has failed.
 type setup struct {
 	p *Plugin
 	j *job
 	d *driver
 	// object is the CSIDriver of the driver; nil if it has none.
 	object *storagev1.CSIDriver
-	// alreadyPublished means that this process has already set up the volume; again means that the driver must
-	// publish it nevertheless. before is the data saved by an earlier attempt, zero if there was
+	// alreadyPublished means that this process has already set up the volume; republish means that the driver
+	// must publish it nevertheless. savedData is the data saved by an earlier attempt, zero if there was
 	// none.
 	alreadyPublished, republish bool
 	savedData                   data
-	// needsAttachment means that the volume requires a VolumeAttachment; published is the publish context
-	// of the attachment.
+	// needsAttachment means that the volume requires a VolumeAttachment; publishContext is that of the
+	// attachment.
 	needsAttachment bool
 	publishContext  map[string]string
 	// state is the data saved by this attempt.
 	state data
 }
 
+// setUp attaches, stages, publishes and expands the volume of the job, as far as it is not done yet, and
+// returns the result for the pod. Errors appear in the pod's events; the pod worker retries.
 func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	s := &setup{p: p, j: j}
 	wait, err := s.inspect(ctx)
@@ -69,9 +71,9 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	return s.result(begun), nil
 }
 
-// inspect determines the state of the volume and of its driver. It returns how long to wait for a
-// driver that is not registered: if the volume was published before a restart, as long as the
-// driver takes to register again.
+// inspect determines the state of the volume and reads the CSIDriver. It returns how long to wait for a
+// driver that is not registered: zero, or driverReturnTimeout if the volume was published before a restart of
+// the kubelet, because the driver then has to register again.
 func (s *setup) inspect(ctx context.Context) (wait time.Duration, err error) {
 	s.p.mu.Lock()
 	_, s.alreadyPublished = s.p.published[s.j.dir]
@@ -92,7 +94,8 @@ func (s *setup) inspect(ctx context.Context) (wait time.Duration, err error) {
 	return wait, nil
 }
 
-// attach waits until the volume is attached, if the driver requires attachment.
+// attach waits until the volume is attached, if the driver requires attachment and the volume must be
+// published. It returns context.DeadlineExceeded after a timeout.
 func (s *setup) attach(ctx context.Context) (err error) {
 	p, j := s.p, s.j
 	s.needsAttachment = !j.inline && (s.object == nil || s.object.Spec.AttachRequired == nil || *s.object.Spec.AttachRequired)
@@ -119,7 +122,7 @@ func (s *setup) attach(ctx context.Context) (err error) {
 	return nil
 }
 
-// driverNotFound returns upstream's error for a driver that is not registered.
+// driverNotFound returns a Failure with upstream's text for a driver that is not registered.
 func (s *setup) driverNotFound(err error) error {
 	step, what := "MountDevice", "attacher.MountDevice failed to create newCsiDriverClient: "
 	if s.j.inline {
@@ -130,7 +133,8 @@ func (s *setup) driverNotFound(err error) error {
 	return s.j.failure(step, fmt.Errorf("kubernetes.io/csi: %s%w", what, err))
 }
 
-// publish saves the data of the volume and then calls the driver.
+// publish saves the data that the teardown requires, and then calls the driver to stage and publish the
+// volume. If the driver rejects that definitely and nothing is staged, the data is removed again.
 func (s *setup) publish(ctx context.Context) (err error) {
 	p, j := s.p, s.j
 	s.state = data{Spec: j.spec, Handle: j.k.handle, Driver: j.k.driver, Node: p.cfg.NodeName, Mode: string(j.mode()), Block: j.block}
@@ -154,8 +158,8 @@ func (s *setup) publish(ctx context.Context) (err error) {
 	return err
 }
 
-// result returns the volume as the pod uses it, and when the volume must be synced again, computed
-// from begun.
+// result returns the volume as the pod uses it. It must be set up again at Refresh, for republishing or
+// expansion; that time is relative to begun.
 func (s *setup) result(begun time.Time) volume.Result {
 	p, j := s.p, s.j
 	out := volume.Result{Name: j.spec, ReadOnly: j.readOnly, Persistent: true}
@@ -181,7 +185,8 @@ func (s *setup) result(begun time.Time) volume.Result {
 	return out
 }
 
-// stageAndPublish calls the driver to stage the volume if necessary, and to publish it for the pod.
+// stageAndPublish calls the driver to stage the volume if necessary and to publish it for the pod, and
+// applies the pod's fsGroup unless the driver does that.
 func (s *setup) stageAndPublish(ctx context.Context) error {
 	p, j, d := s.p, s.j, s.d
 	capability := j.capability(d)
@@ -226,7 +231,8 @@ func (s *setup) stageAndPublish(ctx context.Context) error {
 	return nil
 }
 
-// stage calls the driver to stage the volume unless this process has done so already.
+// stage calls the driver to stage the volume at the path staging, unless this process has already staged it.
+// The data for the teardown is saved before the call.
 func (s *setup) stage(ctx context.Context, capability *csipb.VolumeCapability, staging string) error {
 	p, j := s.p, s.j
 	if p.isStaged(j.k) {

@@ -14,13 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// pluginName is the name of the directory below a pod's volumes directory.
+// pluginName is the name of the directory of CSI volumes in a pod's volumes directory.
 const pluginName = "kubernetes.io~csi"
 
-// dataFile is the file beside every mount. Its name and keys are those of upstream.
+// dataFile is the name of the file beside each mount that contains the data for the teardown. Its name and
+// keys are those of upstream, so that the kubelets can replace each other.
 const dataFile = "vol_data.json"
 
-// data is what a kubelet must know to tear down a volume.
+// data is what a kubelet needs to know to tear down a volume after a restart.
 type data struct {
 	// Spec is the name of the persistent volume, or of the pod's volume if it is
 	// inline.
@@ -37,12 +38,13 @@ type data struct {
 	Label string `json:"seLinuxMountContext,omitempty"`
 }
 
-// key identifies a volume on this node.
+// key identifies a volume on this node: the name of its driver and the driver's volume handle.
 type key struct{ driver, handle string }
 
+// key returns the key of the volume.
 func (d data) key() key { return key{d.Driver, d.Handle} }
 
-// unique returns the volume's name in the status of the node.
+// unique returns the volume's name in volumesInUse and volumesAttached of the Node status.
 func (k key) unique() v1.UniqueVolumeName {
 	return v1.UniqueVolumeName("kubernetes.io/csi/" + k.driver + "^" + k.handle)
 }
@@ -52,12 +54,14 @@ func attachmentName(k key, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(k.handle+k.driver+node)))
 }
 
-// inlineHandle returns the handle of an inline ephemeral volume.
+// inlineHandle returns the volume handle that the kubelet chooses for an inline ephemeral volume. volume is
+// its name in the pod.
 func inlineHandle(volume string, pod types.UID) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(volume+string(pod))))
 }
 
-// readData reads a data file. It returns fs.ErrNotExist if the file does not exist.
+// readData reads the data file in the directory dir. It returns fs.ErrNotExist if there is none, and another
+// error if it is damaged.
 func readData(dir string) (data, error) {
 	raw, err := os.ReadFile(filepath.Join(dir, dataFile))
 	if err != nil {
@@ -66,6 +70,7 @@ func readData(dir string) (data, error) {
 	return decodeData(raw)
 }
 
+// decodeData decodes the content of a data file. A missing driver or volume handle is an error.
 func decodeData(raw []byte) (data, error) {
 	var d data
 	if err := json.Unmarshal(raw, &d); err != nil {
@@ -77,27 +82,30 @@ func decodeData(raw []byte) (data, error) {
 	return d, nil
 }
 
-// places returns the paths of CSI volumes on the node.
+// places computes the paths of CSI volumes below the kubelet's root directory.
 type places struct{ root string }
 
+// pods returns the directory with a directory for each pod.
 func (p places) pods() string { return filepath.Join(p.root, "pods") }
 
-// staged is the directory of a staged volume's data; the mount is the subdirectory globalmount.
+// staged returns the directory of the data of a staged volume. The volume is mounted in its subdirectory
+// globalmount.
 func (p places) staged(k key) string {
 	return filepath.Join(p.root, "plugins", "kubernetes.io", "csi", k.driver, fmt.Sprintf("%x", sha256.Sum256([]byte(k.handle))))
 }
 
+// globalMount returns the path where a volume is staged, in the directory that places.staged returns.
 func globalMount(staged string) string { return filepath.Join(staged, "globalmount") }
 
-// use is the use of a volume by one pod.
+// use is the use of a volume by one pod. dir is the pod's directory of the volume.
 type use struct {
 	data
 	pod types.UID
 	dir string
 }
 
-// uses returns the volumes that pods of this node use, read from the data files. If some files are
-// damaged, it returns an error and the others.
+// uses returns the volumes that pods of this node use, read from the data files. If files are damaged, it
+// returns the uses of the other files and an error.
 func (p places) uses() ([]use, error) {
 	var out []use
 	var damaged []error
@@ -124,8 +132,8 @@ func (p places) uses() ([]use, error) {
 	return out, errors.Join(damaged...)
 }
 
-// allStaged returns the volumes that are staged or being staged. If some files are damaged, it
-// returns an error and the others.
+// allStaged returns the volumes that are staged or being staged, read from the data files. If files are
+// damaged, it returns the volumes of the other files and an error.
 func (p places) allStaged() ([]data, error) {
 	files, err := filepath.Glob(filepath.Join(p.root, "plugins", "kubernetes.io", "csi", "*", "*", dataFile))
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// TearDown implements volume.TearDowner. It unpublishes the volume and, unless another pod uses it,
-// unstages it. After an error, the next attempt finds what remains. A failure to unstage the volume
-// does not delay the deletion of the pod: Run retries it, and the next pod that uses the volume has
-// it staged again.
+// TearDown unpublishes the volume of a terminated pod and, unless another pod uses it, unstages it. It
+// returns an error, to be retried, if the driver is not registered or fails to unpublish. A failure to
+// unstage the volume does not delay the deletion of the pod: Run retries it, and if another pod uses the
+// volume before, the volume is staged again.
 func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	d, err := readData(r.Dir)
 	if isNotExist(err) {
@@ -51,7 +51,7 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 		return fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", d.Spec, err)
 	}
 	if err := p.unstage(ctx, driver, d.key(), r.Dir); err != nil {
-		p.cfg.Log.Warn("unstaging CSI volume failed, will retry", "volume", d.Spec, "err", err)
+		p.cfg.Log.Warn("unstaging CSI volume failed, it remains mounted on the node until a retry succeeds", "volume", d.Spec, "driver", d.Driver, "err", err)
 		p.mu.Lock()
 		delete(p.staged, d.key())
 		p.mu.Unlock()
@@ -64,8 +64,8 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	return nil
 }
 
-// forgetPublished removes a directory from made and, with the last directory of a volume, its expansion
-// state. The caller must hold mu.
+// forgetPublished removes a directory from published and, with the last directory of the volume k, the
+// volume's expansion state. The caller must hold p.mu.
 func (p *Plugin) forgetPublished(dir string, k key) {
 	delete(p.published, dir)
 	for _, other := range p.published {
@@ -76,8 +76,9 @@ func (p *Plugin) forgetPublished(dir string, k key) {
 	delete(p.expansions, k)
 }
 
-// unstage calls the driver to unstage a volume that no pod uses except the one at leaving, which
-// may be empty. The caller must hold the volume's lock.
+// unstage calls the driver to unstage the volume k and removes its data, unless a pod uses the volume.
+// leaving is the directory of a pod that does not count because its volume was just unpublished, or "". A
+// volume that is not staged is no error. The caller must hold the volume's lock.
 func (p *Plugin) unstage(ctx context.Context, d *driver, k key, leaving string) error {
 	dir := p.places.staged(k)
 	if _, err := os.Lstat(filepath.Join(dir, dataFile)); isNotExist(err) {

@@ -66,14 +66,15 @@ func iscsiadm(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(out), err
 }
 
-// exitedWith reports whether err means that a program exited with one of codes.
+// exitedWith reports whether err means that a program has exited with one of the exit codes.
 func exitedWith(err error, codes ...int) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && slices.Contains(codes, exit.ExitCode())
 }
 
-// attach attaches a disk to the node and returns the path of its device. The caller must hold the
-// target's lock.
+// attach attaches a disk to the node through its portals, and returns the path of its device: the multipath
+// device if the host has one, otherwise that of one portal. One reachable portal is sufficient after
+// maxAttempts. The caller must hold the target's lock.
 func (p *Plugin) attach(ctx context.Context, d *disk, c chap) (string, error) {
 	devices := map[string]string{}
 	var last error
@@ -121,8 +122,8 @@ func (p *Plugin) attach(ctx context.Context, d *disk, c chap) (string, error) {
 	return filepath.Join(p.cfg.Dev, name), nil
 }
 
-// poll polls look until it returns a result or the timeout within expires. It calls look at least
-// once.
+// poll calls look every pollInterval until it returns a result or within has passed, and returns the last
+// result, which may be "". It calls look at least once. The error is that of ctx.
 func (p *Plugin) poll(ctx context.Context, within time.Duration, look func() string) (string, error) {
 	end := time.Now().Add(within)
 	for {
@@ -135,7 +136,8 @@ func (p *Plugin) poll(ctx context.Context, within time.Duration, look func() str
 	}
 }
 
-// attachThrough returns the name of the disk's device through one portal. It logs in if necessary.
+// attachThrough attaches the disk through one portal, and returns the name of its device, such as sdb. It
+// logs in to the target unless there is a session, and waits until the kernel has created the device.
 func (p *Plugin) attachThrough(ctx context.Context, d *disk, portal string, c chap) (string, error) {
 	sessions, err := p.kernel.sessions(d.Target, d.Interface)
 	if err != nil {
@@ -166,7 +168,7 @@ func (p *Plugin) attachThrough(ctx context.Context, d *disk, portal string, c ch
 	return name, err
 }
 
-// login creates a session through a portal.
+// login discovers the target through a portal and creates a session with it. c is the CHAP configuration.
 func login(ctx context.Context, d *disk, portal string, c chap) error {
 	if d.Initiator != "" {
 		if err := cloneInterface(ctx, d); err != nil {
@@ -207,7 +209,9 @@ func login(ctx context.Context, d *disk, portal string, c chap) error {
 	return nil
 }
 
-// configureCHAP configures CHAP.
+// configureCHAP enables CHAP in a record of iscsiadm. run runs iscsiadm for the record, method is the name of
+// the setting for the authentication method, and keys are the names of the settings whose values are in
+// secret. Missing values are not set.
 func configureCHAP(run func(args ...string) (string, error), method string, keys []string, secret map[string]string) error {
 	update := func(name, value string) error {
 		out, err := run("-o", "update", "-n", name, "-v", value)
@@ -230,8 +234,8 @@ func configureCHAP(run func(args ...string) (string, error), method string, keys
 	return nil
 }
 
-// cloneInterface creates a separate interface for the disk: a copy of the configured one with
-// another initiator name.
+// cloneInterface creates an iscsiadm interface for the disk only: a copy of the configured one with the
+// initiator name of the volume.
 func cloneInterface(ctx context.Context, d *disk) error {
 	out, err := iscsiadm(ctx, "-m", "iface", "-I", d.Configured, "-o", "show")
 	if err != nil {
@@ -251,7 +255,7 @@ func cloneInterface(ctx context.Context, d *disk) error {
 	return nil
 }
 
-// interfaceSettings parses the settings of an interface except its name.
+// interfaceSettings parses the settings of an interface, except its name, from the output of iscsiadm.
 func interfaceSettings(shown string) map[string]string {
 	out := map[string]string{}
 	for line := range strings.SplitSeq(shown, "\n") {

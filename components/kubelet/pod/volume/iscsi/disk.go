@@ -12,7 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// disk is a disk of a target. It is saved while a pod uses it.
+// disk is an iSCSI disk (LUN of a target) and how to reach it. It is saved as JSON in the pod's directory of
+// the volume while the pod uses it, for the teardown.
 type disk struct {
 	// Volume is the name of the PersistentVolume or, for an inline volume, that of the pod's
 	// volume.
@@ -36,13 +37,14 @@ const defaultPort = ":3260"
 // defaultInterface is the interface that open-iscsi always provides.
 const defaultInterface = "default"
 
-// source contains what inline volumes and PersistentVolumes have in common.
+// source is the specification of an iSCSI volume, which inline volumes and PersistentVolumes have in common.
 type source struct {
 	v1.ISCSIVolumeSource
-	// namespace is that of the Secret; empty means that of the pod.
+	// namespace is that of the CHAP Secret; empty means that of the pod.
 	namespace string
 }
 
+// ofPersistent converts the source of a PersistentVolume.
 func ofPersistent(s *v1.ISCSIPersistentVolumeSource) source {
 	out := source{ISCSIVolumeSource: v1.ISCSIVolumeSource{
 		TargetPortal: s.TargetPortal, IQN: s.IQN, Lun: s.Lun, ISCSIInterface: s.ISCSIInterface, FSType: s.FSType, ReadOnly: s.ReadOnly,
@@ -54,7 +56,8 @@ func ofPersistent(s *v1.ISCSIPersistentVolumeSource) source {
 	return out
 }
 
-// newDisk returns the disk that a volume specifies.
+// newDisk returns the disk that a volume specifies. volume is the name of the volume. An empty portal is an
+// error.
 func newDisk(volume string, s *v1.ISCSIVolumeSource) (*disk, error) {
 	d := &disk{Volume: volume, Portal: s.TargetPortal, Target: s.IQN, LUN: s.Lun, Configured: s.ISCSIInterface}
 	for _, p := range append([]string{s.TargetPortal}, s.Portals...) {
@@ -92,14 +95,15 @@ type key struct {
 	lun                   int32
 }
 
+// key returns what identifies the disk's mount.
 func (d *disk) key() key { return key{d.Portals[0], d.Target, d.Interface, d.LUN} }
 
-// dirName is the name of the directory where the disk is mounted.
+// dirName returns the name of the directory where the disk is mounted for all pods.
 func (k key) dirName() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s %s %s %d", k.portal, k.target, k.iface, k.lun)))
 }
 
-// unique returns the disk's volume name in the status of the node.
+// unique returns the disk's name in volumesInUse and volumesAttached of the Node status.
 func (d *disk) unique() v1.UniqueVolumeName {
 	return v1.UniqueVolumeName(fmt.Sprintf("kubernetes.io/iscsi/%s:%s:%d", d.Portal, d.Target, d.LUN))
 }

@@ -18,7 +18,7 @@ import (
 	"hyperkube/internal/base/broadcast"
 )
 
-// pluginName is the name of the directory below a pod's volumes directory.
+// pluginName is the name of the directory of iSCSI volumes in a pod's volumes directory.
 const pluginName = "kubernetes.io~iscsi"
 
 // Config is the configuration of a Plugin.
@@ -39,8 +39,8 @@ type Config struct {
 }
 
 // Plugin implements volumes on disks of iSCSI targets. It is a volume.Type for inline volumes, a
-// volume.PersistentType that supports block devices, and a volume.TearDowner. Its methods are safe
-// for concurrent use.
+// volume.PersistentType that supports block devices, and a volume.TearDowner. Its methods are safe for
+// concurrent use.
 type Plugin struct {
 	cfg    Config
 	kernel sysfs
@@ -50,8 +50,7 @@ type Plugin struct {
 	// of exited containers with a delay.
 	freeTimeout time.Duration
 
-	// users maps disks to the pods' directories that use them. The status of the node reports these
-	// disks as in use.
+	// users tracks which pods' directories use disks. The status of the node reports these disks as in use.
 	users volume.UseTracker
 
 	// changed is notified when the Node has changed.
@@ -62,7 +61,8 @@ type Plugin struct {
 	targets map[string]chan struct{}
 }
 
-// New creates a Plugin. Volumes left by earlier kubelets are in use from the beginning.
+// New creates a Plugin. Disks that pods of an earlier kubelet use are in use from the beginning. A damaged
+// data file is only logged.
 func New(cfg Config) *Plugin {
 	if cfg.Sys == "" {
 		cfg.Sys = "/sys"
@@ -78,7 +78,7 @@ func New(cfg Config) *Plugin {
 	uses, err := p.uses()
 	if err != nil {
 		// One damaged volume must not keep the node from running pods.
-		cfg.Log.Error("data file of iSCSI volume is damaged: unmount the volume manually and remove the file", "err", err)
+		cfg.Log.Error("data file of iSCSI volume is damaged, so the volume cannot be unmounted: unmount it manually and remove the file", "err", err)
 	}
 	for _, u := range uses {
 		p.users.Use(u.unique(), u.dir)
@@ -86,16 +86,17 @@ func New(cfg Config) *Plugin {
 	return p
 }
 
-// Name implements volume.Type and volume.PersistentType.
+// Name returns the name of the directory of iSCSI volumes in a pod's volumes directory.
 func (*Plugin) Name() string { return pluginName }
 
-// Is implements volume.Type.
+// Is reports whether v is an inline iSCSI volume.
 func (*Plugin) Is(v *v1.Volume) bool { return v.ISCSI != nil }
 
-// IsPersistent implements volume.PersistentType.
+// IsPersistent reports whether pv is an iSCSI volume.
 func (*Plugin) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.ISCSI != nil }
 
-// job describes a disk to be made usable for a pod.
+// job is an iSCSI volume to set up for a pod. name is the name of the volume, dir the pod's directory for it,
+// and options are the mount options.
 type job struct {
 	source
 	name     string
@@ -106,27 +107,28 @@ type job struct {
 	options  []string
 }
 
-// SetUp implements volume.Type.
+// SetUp attaches and mounts the disk of an inline volume.
 func (p *Plugin) SetUp(ctx context.Context, r volume.Request) (volume.Result, error) {
 	return p.setUp(ctx, &job{source: source{ISCSIVolumeSource: *r.Volume.ISCSI}, name: r.Volume.Name, pod: r.Pod, dir: r.Dir, readOnly: r.Volume.ISCSI.ReadOnly})
 }
 
-// SetUpPersistent implements volume.PersistentType.
+// SetUpPersistent attaches and mounts the disk of a PersistentVolume with a file system.
 func (p *Plugin) SetUpPersistent(ctx context.Context, r volume.PersistentRequest) (volume.Result, error) {
 	return p.setUp(ctx, persistent(r, false))
 }
 
-// SetUpBlock implements volume.BlockType.
+// SetUpBlock attaches the disk of a PersistentVolume and returns its device.
 func (p *Plugin) SetUpBlock(ctx context.Context, r volume.PersistentRequest) (volume.Result, error) {
 	return p.setUp(ctx, persistent(r, true))
 }
 
+// persistent returns the job of a PersistentVolume. block is true for volumeMode Block.
 func persistent(r volume.PersistentRequest, block bool) *job {
 	src := ofPersistent(r.PV.Spec.ISCSI)
 	return &job{source: src, name: r.PV.Name, pod: r.Pod, dir: r.Dir, block: block, readOnly: r.ReadOnly || src.ReadOnly, options: r.PV.Spec.MountOptions}
 }
 
-// failure returns an error with the name of the failed step as in upstream's events.
+// failure returns no Result and a Failure, for the pod's events, of a step such as "MountDevice".
 func (j *job) failure(step string, err error) (volume.Result, error) {
 	kind := "MountVolume."
 	if j.block {
@@ -135,6 +137,8 @@ func (j *job) failure(step string, err error) (volume.Result, error) {
 	return volume.Result{}, &volume.Failure{Operation: kind + step, Volume: j.name, Err: err}
 }
 
+// setUp waits until the attach-detach controller has attached the disk to this node, logs in to the target,
+// and mounts the disk unless it is a block volume. The data for the teardown is saved before the login.
 func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	d, err := newDisk(j.name, &j.ISCSIVolumeSource)
 	if err != nil {
@@ -183,8 +187,9 @@ func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 // attachTimeout is the timeout for the controller to attach a disk to the node, as in upstream.
 const attachTimeout = 2*time.Minute + 3*time.Second
 
-// awaitAttached waits until the attach/detach controller has attached a disk to this node. The controller
-// attaches a persistent volume that only one node may use to a single node.
+// awaitAttached waits until the attach-detach controller has attached the disk to this node, because the
+// controller attaches a volume that only one node may use to one node at a time. It returns ctx's error or a
+// timeout. Without an API server it does not wait.
 func (p *Plugin) awaitAttached(ctx context.Context, d *disk) error {
 	if p.cfg.Node == nil {
 		return nil
@@ -204,12 +209,14 @@ func (p *Plugin) awaitAttached(ctx context.Context, d *disk) error {
 	}
 }
 
-// Observe must be called when the Node has changed.
+// Observe must be called when the Node object has changed, because the setup of volumes waits until the Node
+// shows them as attached.
 func (p *Plugin) Observe() {
 	p.changed.Send()
 }
 
-// mount mounts a device once for all pods and bind-mounts it for the pod.
+// mount mounts the device once for all pods of the node, formats it if it is empty, changes its group to the
+// pod's fsGroup, and bind-mounts it at the pod's path at.
 func (p *Plugin) mount(ctx context.Context, j *job, d *disk, device, at string) error {
 	global := p.global(d)
 	for _, dir := range []string{global, at} {
@@ -233,12 +240,13 @@ func (p *Plugin) mount(ctx context.Context, j *job, d *disk, device, at string) 
 	return nil
 }
 
-// global is the path where a disk is mounted for all pods.
+// global returns the path where a disk is mounted for all pods.
 func (p *Plugin) global(d *disk) string {
 	return filepath.Join(p.cfg.Root, "plugins", "kubernetes.io", "iscsi", d.key().dirName())
 }
 
-// secret returns the CHAP secret that the pod's volume refers to.
+// secret returns the data of the Secret with the CHAP credentials of the volume, or nil if the volume does
+// not use CHAP or has no Secret.
 func (p *Plugin) secret(ctx context.Context, j *job) (map[string]string, error) {
 	if !j.DiscoveryCHAPAuth && !j.SessionCHAPAuth || j.SecretRef == nil || j.SecretRef.Name == "" {
 		return nil, nil
@@ -258,7 +266,8 @@ func (p *Plugin) secret(ctx context.Context, j *job) (map[string]string, error) 
 	return out, nil
 }
 
-// lock locks a target's disks until unlock is called.
+// lock locks a target, so that only one goroutine at a time logs in to the target or logs out. The caller
+// must call unlock. The error is that of ctx.
 func (p *Plugin) lock(ctx context.Context, target string) (unlock func(), err error) {
 	p.mu.Lock()
 	l := p.targets[target]
@@ -275,7 +284,8 @@ func (p *Plugin) lock(ctx context.Context, target string) (unlock func(), err er
 	}
 }
 
-// VolumesInUse returns the disks that must not be attached to other nodes, sorted.
+// VolumesInUse returns the disks that pods of this node use, sorted. The attach-detach controller must not
+// attach them to other nodes.
 func (p *Plugin) VolumesInUse() []v1.UniqueVolumeName { return p.users.InUse() }
 
 // isNotExist reports whether err means that a file does not exist.

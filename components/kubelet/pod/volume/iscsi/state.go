@@ -15,7 +15,8 @@ const (
 	mountPoint = "mount"
 )
 
-// readDisk returns the saved disk. It returns fs.ErrNotExist if there is none.
+// readDisk returns the disk that is saved in dir, a pod's directory of a volume. It returns fs.ErrNotExist if
+// there is none, and another error if the file is damaged.
 func readDisk(dir string) (*disk, error) {
 	path := filepath.Join(dir, dataFile)
 	raw, err := os.ReadFile(path)
@@ -38,7 +39,8 @@ type use struct {
 	dir string
 }
 
-// uses returns the disks that pods of this node use. With an error the list may be incomplete.
+// uses returns the disks that pods of this node use, read from the saved files. If files are damaged, it
+// returns the uses of the other files and an error.
 func (p *Plugin) uses() ([]use, error) {
 	var out []use
 	var damaged []error

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// session is a session with a target, as sysfs presents it.
+// session is an iSCSI session of the host with a target, as sysfs presents it.
 type session struct {
 	// dir is the directory of the session, below that of its SCSI host.
 	dir string
@@ -21,10 +21,11 @@ type session struct {
 	portals []string
 }
 
-// sysfs accesses the kernel's information about disks in sysfs; root is /sys.
+// sysfs reads and changes the kernel's state of iSCSI sessions and disks. root is the mount point of sysfs,
+// normally /sys.
 type sysfs struct{ root string }
 
-// sessions returns the sessions with a target on an interface.
+// sessions returns the host's sessions with a target on the iSCSI interface face.
 func (k sysfs) sessions(target, face string) ([]session, error) {
 	links, err := filepath.Glob(filepath.Join(k.root, "class", "iscsi_session", "session*"))
 	if err != nil {
@@ -57,7 +58,7 @@ func (k sysfs) sessions(target, face string) ([]session, error) {
 	return out, nil
 }
 
-// sessionWithPortal returns the session with a portal, nil if there is none.
+// sessionWithPortal returns the session of all that has a connection through the portal, or nil.
 func sessionWithPortal(all []session, portal string) *session {
 	for i := range all {
 		if slices.Contains(all[i].portals, portal) {
@@ -67,7 +68,7 @@ func sessionWithPortal(all []session, portal string) *session {
 	return nil
 }
 
-// readAttribute returns the value of an attribute, empty if it does not exist.
+// readAttribute returns the value of the sysfs attribute name in dir, or "" if it cannot be read.
 func readAttribute(dir, name string) string {
 	raw, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil {
@@ -76,7 +77,7 @@ func readAttribute(dir, name string) string {
 	return strings.TrimSpace(string(raw))
 }
 
-// writeAttribute writes an attribute.
+// writeAttribute writes value to the sysfs attribute at path, which must exist.
 func writeAttribute(path, value string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -87,8 +88,8 @@ func writeAttribute(path, value string) error {
 	return err
 }
 
-// scan makes the kernel scan for one disk only. If it knew other disks of the target, their removal
-// from the target would go unnoticed.
+// scan makes the kernel look for the disk with that LUN in a session. It does not scan for other disks of the
+// target, because the kernel would not notice their removal from the target.
 func (k sysfs) scan(s *session, lun int32) error {
 	if err := writeAttribute(filepath.Join(k.root, "class", "scsi_host", s.host, "scan"), fmt.Sprintf("0 0 %d", lun)); err != nil {
 		return fmt.Errorf("iscsi: scanning for LUN %d: %w", lun, err)
@@ -96,7 +97,8 @@ func (k sysfs) scan(s *session, lun int32) error {
 	return nil
 }
 
-// device returns the name of a session's disk, such as sdb; empty if it does not exist yet.
+// device returns the name of the session's disk with that LUN, such as sdb, or "" if the kernel has not
+// created it yet.
 func (s *session) device(lun int32) string {
 	list := s.devices(fmt.Sprint(lun))
 	if len(list) == 0 {
@@ -105,7 +107,7 @@ func (s *session) device(lun int32) string {
 	return list[0]
 }
 
-// devices returns the names of a session's disks whose LUN matches a pattern.
+// devices returns the names of the session's disks whose LUN matches lun, a number or "*".
 func (s *session) devices(lun string) []string {
 	found, err := filepath.Glob(filepath.Join(s.dir, "target*", "*:*:*:"+lun, "block", "*"))
 	if err != nil {
@@ -117,7 +119,7 @@ func (s *session) devices(lun string) []string {
 	return found
 }
 
-// multipath returns the multipath device that contains device, such as dm-3; empty if there is
+// multipath returns the name of the multipath device that contains device, such as dm-3, or "" if there is
 // none.
 func (k sysfs) multipath(device string) string {
 	slaves, err := filepath.Glob(filepath.Join(k.root, "block", "dm-*", "slaves", device))
@@ -134,7 +136,7 @@ func (k sysfs) multipath(device string) string {
 	return ""
 }
 
-// removeDevice removes a disk from the kernel.
+// removeDevice makes the kernel remove the disk of that name. A disk that does not exist is no error.
 func (k sysfs) removeDevice(device string) error {
 	err := writeAttribute(filepath.Join(k.root, "block", device, "device", "delete"), "1")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

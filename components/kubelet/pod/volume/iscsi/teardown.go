@@ -14,12 +14,13 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
+// defaultFreeTimeout is how long the teardown of a disk waits for its unmounted device to become free.
 const defaultFreeTimeout = 5 * time.Second
 
-// TearDown implements volume.TearDowner. It unmounts the disk and, unless another pod uses it,
-// removes it from the kernel. With the last disk of a target it also closes the iSCSI session. If
-// another program on the machine has mounted the disk too, TearDown unmounts it for the pod and then
-// fails: the disk and the pod's directory remain, because unwritten data would be lost.
+// TearDown unmounts the disk for a terminated pod and, unless another pod uses the disk, removes it from the
+// kernel. With the last disk of a target it also closes the iSCSI session. If another program on the machine
+// has mounted the disk too, TearDown unmounts it for the pod and then fails: the disk and the pod's directory
+// remain, because unwritten data would be lost.
 func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	d, err := readDisk(r.Dir)
 	if err != nil && !isNotExist(err) {
@@ -46,7 +47,8 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	return nil
 }
 
-// release unmounts and detaches a disk that no pod uses except the one at leaving.
+// release unmounts and detaches the disk d unless a pod uses it. leaving is the directory of the terminating
+// pod, which does not count. The caller must hold the target's lock.
 func (p *Plugin) release(ctx context.Context, d *disk, leaving string) error {
 	others, err := p.uses()
 	if err != nil {
@@ -69,7 +71,8 @@ func (p *Plugin) release(ctx context.Context, d *disk, leaving string) error {
 	return nil
 }
 
-// detach removes a disk from the kernel and closes the sessions that no other disk needs.
+// detach removes a disk from the kernel, closes the sessions that no disk of others needs, and deletes the
+// interface of the disk's initiator name. others are the remaining uses of disks on this node.
 func (p *Plugin) detach(ctx context.Context, d *disk, others []use) error {
 	all, err := p.kernel.sessions(d.Target, d.Interface)
 	if err != nil {
@@ -103,7 +106,8 @@ func (p *Plugin) detach(ctx context.Context, d *disk, others []use) error {
 	return ignoreNotFound(iscsiadm(ctx, "-m", "iface", "-I", d.Interface, "-o", "delete"))
 }
 
-// remove removes the devices of one disk from the kernel.
+// remove removes the devices of one disk, and its multipath device, from the kernel. names are the devices,
+// one for each session. It returns an error if a device does not become free.
 func (p *Plugin) remove(ctx context.Context, names []string) error {
 	var whole []string
 	for _, n := range names {
@@ -131,7 +135,8 @@ func (p *Plugin) remove(ctx context.Context, names []string) error {
 	return nil
 }
 
-// awaitFree returns when a device is neither mounted nor part of another device.
+// awaitFree waits until the device at path is neither mounted nor part of another device. It returns an error
+// after freeTimeout.
 func (p *Plugin) awaitFree(ctx context.Context, path string) error {
 	state, err := p.poll(ctx, p.freeTimeout, func() string {
 		if inUse(path) {
@@ -154,15 +159,16 @@ func inUse(path string) bool {
 	return errors.Is(err, unix.EBUSY)
 }
 
-// sessionInUse reports whether disks of a session are in use elsewhere, so that it must not be closed.
+// sessionInUse reports whether another program uses a disk of a session, so that the session must not be
+// closed.
 func (p *Plugin) sessionInUse(s *session) bool {
 	return slices.ContainsFunc(s.devices("*"), func(n string) bool {
 		return p.kernel.multipath(n) != "" || inUse(filepath.Join(p.cfg.Dev, n))
 	})
 }
 
-// logout closes the session through a portal, if it exists, and deletes open-iscsi's record of the
-// portal, which would persist across reboots.
+// logout deletes open-iscsi's record of the portal, which would persist across reboots. If session is true,
+// it first closes the session through the portal.
 func logout(ctx context.Context, d *disk, portal string, session bool) error {
 	node := []string{"-m", "node", "-p", portal, "-T", d.Target, "-I", d.Interface}
 	if session {
@@ -173,8 +179,8 @@ func logout(ctx context.Context, d *disk, portal string, session bool) error {
 	return ignoreNotFound(iscsiadm(ctx, append(node, "-o", "delete")...))
 }
 
-// ignoreNotFound returns the error of a logout or deletion. It ignores that the object does not exist or
-// that the program is not installed.
+// ignoreNotFound converts the output and error of iscsiadm for a logout or deletion to an error. It returns
+// nil if the object does not exist or the program is not installed.
 func ignoreNotFound(out string, err error) error {
 	if err != nil && !exitedWith(err, exitNoSession, exitNoObjects) && !errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("iscsi: failed to detach disk: %s: %w", out, err)

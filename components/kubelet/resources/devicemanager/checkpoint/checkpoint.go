@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/dump"
 )
 
-// File is the content of the file.
+// File is the content of the checkpoint file, as JSON.
 type File struct {
 	Data     checkpointData
 	Checksum uint64
@@ -35,23 +35,24 @@ type PodDevicesEntry struct {
 	AllocResp     []byte
 }
 
-// DevicesPerNUMA are device IDs by NUMA node.
+// DevicesPerNUMA are device IDs by NUMA node. A device on several nodes is listed for each of them.
 type DevicesPerNUMA map[int64][]string
 
-// NoNUMANode is the NUMA node of devices that are not on any.
+// NoNUMANode is the key for devices that are not on a NUMA node.
 const NoNUMANode = -1
 
-// ErrCorrupt is returned for a file whose checksum does not match.
+// ErrCorrupt is wrapped by the error of Decode for a file whose checksum does not match its data.
 var ErrCorrupt = errors.New("checkpoint is corrupted")
 
-// sum returns the checksum of the data.
+// sum returns the checksum of the data, which equals upstream's.
 func (d *checkpointData) sum() uint64 {
 	h := fnv.New32a()
 	fmt.Fprint(h, dump.ForHash(*d))
 	return uint64(h.Sum32())
 }
 
-// Encode encodes the entries and the IDs of all devices, by resource.
+// Encode returns the content of a checkpoint file. entries are the allocations, and known the IDs of all
+// devices by resource.
 func Encode(entries []PodDevicesEntry, known map[string][]string) ([]byte, error) {
 	f := File{Data: checkpointData{PodDeviceEntries: entries, RegisteredDevices: known}}
 	f.Checksum = f.Data.sum()
@@ -62,7 +63,8 @@ func Encode(entries []PodDevicesEntry, known map[string][]string) ([]byte, error
 	return raw, nil
 }
 
-// Decode decodes a file.
+// Decode returns the allocations and the IDs of all devices in the content of a checkpoint file. A wrong
+// checksum is an error.
 func Decode(raw []byte) (entries []PodDevicesEntry, known map[string][]string, err error) {
 	var f File
 	if err := json.Unmarshal(raw, &f); err != nil {
