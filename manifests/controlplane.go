@@ -69,7 +69,8 @@ type Volume struct {
 	PathType  corev1.HostPathType `json:"pathType,omitempty"`
 }
 
-// Validate returns an error if the volume is invalid.
+// Validate returns an error if the name is not a DNS label, a path is not absolute or contains
+// "..", or the type is unknown.
 func (v Volume) Validate() error {
 	if problems := validation.IsDNS1123Label(v.Name); len(problems) > 0 {
 		return fmt.Errorf("name %q: %s", v.Name, strings.Join(problems, ", "))
@@ -142,14 +143,15 @@ func (v ControlPlane) StaticPod(component string) ([]byte, error) {
 	return data, nil
 }
 
-// clientCertificate is the annotation that contains the value of ControlPlane.ClientCertificates.
+// clientCertificate is the annotation of a static pod that contains the value of
+// ControlPlane.ClientCertificates for the component. The kubelet restarts the pod when it changes.
 const clientCertificate = "hyperkube.io/client-certificate"
 
 var clientCertificateLine = regexp.MustCompile(`(?m)^( +` + regexp.QuoteMeta(clientCertificate) + `:).*$`)
 
-// SetClientCertificate sets the identifier of the client certificate in a component's manifest,
-// which a user may have modified. Everything else is preserved. Only if the manifest is from a
-// version without this annotation, comments are lost.
+// SetClientCertificate returns the manifest of a component with the identifier of a new client
+// certificate. Users may have modified the manifest, so everything else is preserved. Only if the
+// manifest has no such annotation yet, because it is from an earlier version, comments are lost.
 func SetClientCertificate(manifest []byte, certificate string) ([]byte, error) {
 	if clientCertificateLine.Match(manifest) {
 		return clientCertificateLine.ReplaceAll(manifest, []byte("${1} "+certificate)), nil
@@ -164,7 +166,8 @@ func SetClientCertificate(manifest []byte, certificate string) ([]byte, error) {
 	return yaml.Marshal(pod.Object)
 }
 
-// setFlag replaces the flags with the same name, or appends the flag.
+// setFlag returns args with the flag. It replaces the first argument with the same flag and removes
+// others, or appends the flag.
 func setFlag(args []string, flag Flag) []string {
 	text := "--" + flag.Name + "=" + flag.Value
 	same := func(arg string) bool {

@@ -29,7 +29,7 @@ type Values struct {
 	DNSAddress, Domain string
 }
 
-// Addons returns the objects of all default add-ons, dependencies first.
+// Addons returns the objects of all default add-ons, in the order in which they must be applied.
 func Addons(v Values) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	err := fs.WalkDir(files, "addons", func(name string, entry fs.DirEntry, err error) error {
@@ -46,7 +46,8 @@ func Addons(v Values) ([]*unstructured.Unstructured, error) {
 // Optional returns the names of add-ons that are installed on request.
 func Optional() []string { return []string{"metrics"} }
 
-// Addon returns the objects of an optional add-on.
+// Addon returns the objects of an optional add-on, in the order in which they must be applied.
+// Unknown names are an error.
 func Addon(name string, v Values) ([]*unstructured.Unstructured, error) {
 	if !slices.Contains(Optional(), name) {
 		return nil, fmt.Errorf("unknown add-on %q: must be one of %s", name, strings.Join(Optional(), ", "))
@@ -54,6 +55,8 @@ func Addon(name string, v Values) ([]*unstructured.Unstructured, error) {
 	return render("optional/"+name+".yaml", v)
 }
 
+// render returns the objects in the embedded manifest name, a template that is executed with
+// values.
 func render(name string, values any) ([]*unstructured.Unstructured, error) {
 	tmpl, err := template.New("").Option("missingkey=error").ParseFS(files, name)
 	if err != nil {

@@ -52,7 +52,7 @@ func NewCommand() *cobra.Command {
 	}
 }
 
-// requestTimeout is the timeout of one CNI request.
+// requestTimeout limits the duration of one CNI request, including the wait for other requests.
 const requestTimeout = time.Minute
 
 func run(ctx context.Context) error {
@@ -80,7 +80,8 @@ func run(ctx context.Context) error {
 	return errors.Join(failed, failed.Print())
 }
 
-// config is the network configuration that the runtime passes on standard input.
+// config is the network configuration of this plugin that the container runtime passes on standard
+// input.
 type config struct {
 	types.PluginConf
 	// PodCIDRs are the pod CIDRs of the node, one of each IP family.
@@ -153,7 +154,8 @@ func (p *plugin) close() {
 	p.lock.Close()
 }
 
-// lock waits for other requests to complete and acquires the lock file.
+// lock acquires the lock file at path, and waits while another CNI request holds it. Closing the
+// file releases the lock.
 func lock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -171,7 +173,8 @@ func lock(path string) (*os.File, error) {
 	}
 }
 
-// podID returns a short ID of a container, from which the name of its host link is derived.
+// podID returns a short ID of the pod whose sandbox is the container, from which the name of its
+// host link is derived. CNI container IDs can be longer than link names.
 func podID(container string) string {
 	sum := sha256.Sum256([]byte(container))
 	return hex.EncodeToString(sum[:16])
@@ -200,7 +203,8 @@ func add(ctx context.Context, p *plugin, args *skel.CmdArgs) error {
 	return types.PrintResult(p.result(addrs, args.Netns), p.config.CNIVersion)
 }
 
-// result returns the CNI result with the addresses and routes of a pod.
+// result returns the CNI result of ADD: the pod's link in the network namespace netns, its
+// addresses and its default routes.
 func (p *plugin) result(addrs []netip.Addr, netns string) *types100.Result {
 	result := &types100.Result{
 		CNIVersion: types100.ImplementedSpecVersion,
@@ -243,8 +247,8 @@ func check(_ context.Context, p *plugin, args *skel.CmdArgs) error {
 	return nil
 }
 
-// gc implements the CNI GC command: it releases the addresses and links of pods that are not
-// in the list of valid attachments.
+// gc implements the CNI GC command: it releases the addresses and removes the links of all pods
+// that are not in the runtime's list of valid attachments.
 func (p *plugin) gc() error {
 	alive := map[string]bool{}
 	for _, a := range p.config.ValidAttachments {

@@ -16,7 +16,8 @@ const (
 	maxCacheEntries = 4096
 )
 
-// cacheKey is the cache key: everything in a query that the answer of a name server depends on.
+// cacheKey identifies a cached answer: it contains everything in a query that the answer of an
+// upstream name server depends on.
 type cacheKey struct {
 	name     string // lower case
 	qtype    uint16
@@ -40,7 +41,7 @@ func cacheKeyOf(query *dns.Msg) (cacheKey, bool) {
 	return q, true
 }
 
-// cacheEntry is a cached answer. The message is immutable.
+// cacheEntry is a cached answer of an upstream name server. The message is immutable.
 type cacheEntry struct {
 	answer              *dns.Msg
 	storedAt, expiresAt time.Time
@@ -85,7 +86,8 @@ func (m *answerCache) get(query *dns.Msg) *dns.Msg {
 	return out
 }
 
-// put stores the answer to a query if it is cacheable.
+// put stores the answer to a query, unless it must not be cached. If the cache is full, it removes
+// expired and then arbitrary entries.
 func (m *answerCache) put(query, answer *dns.Msg) {
 	q, ok := cacheKeyOf(query)
 	if m == nil || !ok || answer.Truncated {
@@ -117,7 +119,7 @@ func (m *answerCache) put(query, answer *dns.Msg) {
 	m.answers[q] = cacheEntry{cached, now, now.Add(min(left, maxCacheTTL))}
 }
 
-// reset removes all entries.
+// reset removes all entries, because the upstream name servers have changed.
 func (m *answerCache) reset() {
 	if m == nil {
 		return

@@ -68,7 +68,8 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags("", kubeconfig)
 }
 
-// ownAddresses returns the addresses of the pod's network interfaces.
+// ownAddresses returns the addresses of all links in the network namespace of the pod. A name
+// server with one of them would be this server itself.
 func ownAddresses() []netip.Addr {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

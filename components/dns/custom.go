@@ -35,7 +35,8 @@ const (
 	keyStubs     = "stubDomains"         // JSON map from domain to list of addresses
 )
 
-// readCustom reads the files in dir. Missing files are ignored.
+// readCustom reads the files of the ConfigMap kube-dns in dir. Missing files are ignored, and
+// invalid ones are an error.
 func readCustom(dir string) (*customConfig, error) {
 	var upstreams []string
 	stubs := map[string][]string{}
@@ -67,7 +68,8 @@ func readCustom(dir string) (*customConfig, error) {
 	return c, nil
 }
 
-// addresses appends port 53 to IP addresses without a port.
+// addresses returns texts, which are IP addresses with an optional port, in the form host:port. The
+// default port is 53.
 func addresses(texts []string) ([]string, error) {
 	var out []string
 	for _, text := range texts {
@@ -96,8 +98,9 @@ func (c *customConfig) orEmpty() *customConfig {
 	return c
 }
 
-// servers returns the name servers for a name: those of the longest matching stub domain, or else
-// the custom upstreams, or else nodeServers, the name servers of the node.
+// servers returns the name servers to which queries for name are forwarded: those of the longest
+// matching stub domain, or else the custom upstreams, or else nodeServers, the name servers of the
+// node.
 func (c *customConfig) servers(name string, nodeServers []string) []string {
 	if c == nil {
 		return nodeServers
@@ -114,8 +117,8 @@ func (c *customConfig) servers(name string, nodeServers []string) []string {
 	return nodeServers
 }
 
-// watchCustom loads the files in CustomDir and reloads them on each change until ctx is cancelled.
-// If the files are invalid, the previous configuration stays in effect.
+// watchCustom loads the files in CustomDir and reloads them whenever the directory changes, until
+// ctx is canceled. If the files are invalid, the previous configuration stays in effect.
 func (s *Server) watchCustom(ctx context.Context) {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
@@ -147,11 +150,12 @@ func (s *Server) watchCustom(ctx context.Context) {
 	}
 }
 
-// loadCustom reads the files in CustomDir and applies the configuration.
+// loadCustom reads the files in CustomDir and, if they are valid and have changed, applies them and
+// clears the cache.
 func (s *Server) loadCustom() {
 	c, err := readCustom(s.cfg.CustomDir)
 	if err != nil {
-		s.cfg.Log.Error("invalid custom name server configuration, keeping the previous one", "directory", s.cfg.CustomDir, "err", err)
+		s.cfg.Log.Error("invalid custom name server configuration, keeping the previous one: correct the ConfigMap kube-dns", "directory", s.cfg.CustomDir, "err", err)
 		return
 	}
 	if s.forward.custom.Load().equal(c) {

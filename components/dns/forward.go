@@ -13,7 +13,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// forwarder forwards queries to upstream name servers.
+// forwarder forwards queries for names outside of the cluster to upstream name servers. It is safe
+// for concurrent use.
 type forwarder struct {
 	upstreams []string // host:port
 	timeout   time.Duration
@@ -60,7 +61,8 @@ var (
 	errBusy       = errors.New("too many concurrent queries to upstream name servers")
 )
 
-// rcodeOf returns the DNS response code for an error of exchange.
+// rcodeOf returns the DNS response code with which the server reports an error of exchange to the
+// client.
 func rcodeOf(err error) int {
 	if errors.Is(err, errBusy) {
 		return dns.RcodeRefused
@@ -68,7 +70,8 @@ func rcodeOf(err error) int {
 	return dns.RcodeServerFailure
 }
 
-// exchange answers from the cache or forwards the query to an upstream.
+// exchange returns the answer to a query, from the cache or from an upstream name server. tcp is
+// set if the query arrived over TCP.
 func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
 	if answer := f.cache.get(query); answer != nil {
 		return answer, nil
@@ -80,8 +83,10 @@ func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dn
 	return answer, err
 }
 
-// forward tries the upstreams, starting with a random one, until one answers. It uses TCP if the query
-// arrived over TCP or the answer over UDP was truncated.
+// forward sends the query to the upstream name servers, starting with a random one, until one
+// answers. It uses TCP if the query arrived over TCP or the answer over UDP was truncated. It
+// returns errBusy if too many queries are in flight, and the errors of all name servers if none
+// answers.
 func (f *forwarder) forward(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
 	upstreams := f.upstreams
 	if len(query.Question) == 1 {

@@ -8,13 +8,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Index names.
+// Names of the informers' indexes: by IP address, and by namespace and name of the Service.
 const (
 	byIP      = "ip"
 	byService = "service"
 )
 
-// informerSource is the source that reads from informers.
+// informerSource is the source of a zone that reads objects from informers of the cluster.
 type informerSource struct {
 	services, slices, namespaces cache.SharedIndexInformer
 }
@@ -68,7 +68,8 @@ func trim(obj any) (any, error) {
 	return obj, nil
 }
 
-// syncCheckers returns the checkers of all informers that must have synced before answers are correct.
+// syncCheckers returns the sync checkers of all informers. Before all of them have synced, answers
+// would be wrong.
 func (c *informerSource) syncCheckers() []cache.DoneChecker {
 	return []cache.DoneChecker{c.services.HasSyncedChecker(), c.slices.HasSyncedChecker(), c.namespaces.HasSyncedChecker()}
 }

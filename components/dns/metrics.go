@@ -13,9 +13,9 @@ import (
 	"hyperkube/internal/base/version"
 )
 
-// metrics have the names and labels of CoreDNS, so that existing dashboards and alerts work. The
-// zone label is the zone that answered: the cluster domain, or "." for upstream name servers. The
-// view label is always empty.
+// metrics are the Prometheus metrics of a Server. They have the names and labels of CoreDNS, so
+// that existing dashboards and alerts work. The zone label is the zone that answered: the cluster
+// domain, or "." for upstream name servers. The view label is always empty.
 type metrics struct {
 	registry                  *prometheus.Registry
 	requests                  *prometheus.CounterVec
@@ -56,8 +56,9 @@ func newMetrics(address string) *metrics {
 	return m
 }
 
-// count records a query and its answer. zone is the zone that answered, or empty if this server
-// does not answer such queries.
+// count records a query of the client and its answer in the metrics. zone is the zone that
+// answered, or empty if the server rejects such queries. took is the time until the answer was
+// ready.
 func (m *metrics) count(client net.Addr, query, answer *dns.Msg, zone string, tcp bool, took time.Duration) {
 	proto, family := "udp", "1"
 	if tcp {

@@ -50,7 +50,7 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Server answers DNS queries.
+// Server is the cluster DNS server. Run starts it.
 type Server struct {
 	cfg          Config
 	zone         *zone
@@ -62,7 +62,8 @@ type Server struct {
 	metrics      *metrics
 }
 
-// New validates cfg and returns a Server.
+// New validates cfg and returns a Server. It returns an error if the domain is invalid or the
+// resolv.conf file cannot be read.
 func New(cfg Config) (*Server, error) {
 	if _, ok := dns.IsDomainName(cfg.Domain); !ok || cfg.Domain == "" {
 		return nil, fmt.Errorf("%q is not a domain name", cfg.Domain)
@@ -94,9 +95,9 @@ func New(cfg Config) (*Server, error) {
 // Ready returns a channel that is closed when the informers have synced and the server listens.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run serves until ctx is cancelled, and then for the duration of Lameduck. It starts to listen
-// after the informers have synced, so that it does not answer NXDOMAIN for existing services. It
-// may be called once.
+// Run serves until ctx is canceled, and then for the duration of Lameduck. It starts to listen
+// after the informers have synced, so that it does not answer NXDOMAIN for existing Services. It
+// returns an error if it cannot listen or a listener fails. It may be called once.
 func (s *Server) Run(parent context.Context) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(parent))
 	defer cancel()
@@ -211,7 +212,8 @@ func (s *Server) serve(ctx context.Context, w dns.ResponseWriter, query *dns.Msg
 	}
 }
 
-// answer returns the response to a query and the zone that answered it.
+// answer returns the response to a query, and the zone that answered it for metrics: the cluster
+// domain, "." for upstream name servers, or "" if the query was rejected.
 func (s *Server) answer(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, string) {
 	m := new(dns.Msg)
 	if len(query.Question) != 1 || query.Opcode != dns.OpcodeQuery {
@@ -263,8 +265,9 @@ func (s *Server) compose(m, query *dns.Msg, r reply) {
 // maxAliases limits the length of a chain of ExternalName services within the cluster.
 const maxAliases = 8
 
-// followAlias resolves the target of a CNAME, which may be another CNAME, and adds its records to m. If
-// the target cannot be resolved, m contains only the CNAME records.
+// followAlias resolves target, the target of a CNAME record in m, and adds its records of the type
+// qtype to m. The target may be another CNAME. If it cannot be resolved, m contains only the CNAME
+// records.
 func (s *Server) followAlias(ctx context.Context, m *dns.Msg, qtype uint16, target string, tcp bool) {
 	for range maxAliases {
 		if !s.zone.covers(target) {

@@ -38,19 +38,20 @@ type zone struct {
 	source source
 }
 
-// reply is the content of an answer. If exists is true and there are no records, the name has no
-// records of the requested type (NODATA).
+// reply is the content of an answer. If exists is false, the name does not exist (NXDOMAIN). If
+// exists is true and there are no records, the name has no records of the requested type (NODATA).
 type reply struct {
 	answer, extra []dns.RR
 	exists        bool
-	// follow is a CNAME target outside the zone, to be resolved upstream.
+	// follow is the target of the CNAME record in answer, which the server must resolve as well. It is
+	// empty if there is none.
 	follow string
 }
 
 // covers reports whether name is within the zone.
 func (z *zone) covers(name string) bool { return dns.IsSubDomain(z.domain, name) }
 
-// resolve answers a query for a name in the zone.
+// resolve answers a query of the type qtype for a name that the zone covers.
 func (z *zone) resolve(name string, qtype uint16) reply {
 	lower := strings.ToLower(name)
 	labels := dns.SplitDomainName(strings.TrimSuffix(lower, z.domain))
@@ -85,8 +86,8 @@ func (z *zone) apex(name string, qtype uint16) reply {
 	return r
 }
 
-// service answers names of services. The last label is the namespace, the label before it the
-// service.
+// service answers names of Services. labels are the labels before "svc": the last one is the
+// namespace, the one before it the Service.
 func (z *zone) service(name string, qtype uint16, labels []string) reply {
 	n := len(labels)
 	namespace := labels[n-1]
@@ -215,19 +216,20 @@ func (z *zone) headless(name string, qtype uint16, svc *corev1.Service, host, po
 	return r
 }
 
-// published reports whether an endpoint has DNS names.
+// published reports whether an endpoint of the Service svc has DNS names: it is ready, or svc
+// publishes endpoints that are not ready.
 func published(svc *corev1.Service, e *discoveryv1.Endpoint) bool {
 	return svc.Spec.PublishNotReadyAddresses || e.Conditions.Ready == nil || *e.Conditions.Ready
 }
 
-// portMatches reports whether a port matches the query. An empty port in the query matches all
-// ports.
+// portMatches reports whether a port of a Service with this name and proto matches the port and
+// protocol of a query. An empty port in the query matches all ports.
 func portMatches(port, protocol, name, proto string) bool {
 	return port == "" || strings.EqualFold(port, name) && strings.EqualFold(protocol, proto)
 }
 
-// endpointName returns the label of an endpoint below its service: its host name, or its address
-// converted to a label.
+// endpointName returns the DNS label of an endpoint's address ip below its Service: the host name
+// of the endpoint or, if it has none, the address with dashes.
 func endpointName(e *discoveryv1.Endpoint, ip string) string {
 	if e.Hostname != nil && *e.Hostname != "" {
 		return strings.ToLower(*e.Hostname)
@@ -235,8 +237,9 @@ func endpointName(e *discoveryv1.Endpoint, ip string) string {
 	return strings.NewReplacer(".", "-", ":", "-").Replace(ip)
 }
 
-// pod answers names such as 10-244-0-5.default.pod.cluster.local with the address in the name. It
-// does not check that such a pod exists.
+// pod answers names such as 10-244-0-5.default.pod.cluster.local with the address that the name
+// contains. labels are the labels before "pod". The namespace must exist, but it is not checked
+// that such a pod exists.
 func (z *zone) pod(name string, qtype uint16, labels []string) reply {
 	n := len(labels)
 	exists := z.source.NamespaceExists(labels[n-1])
@@ -331,7 +334,8 @@ func addressOf(name string) string {
 	return ""
 }
 
-// appendAddress appends an A or AAAA record for ip if qtype matches its family.
+// appendAddress appends an A or AAAA record with the address ip for name to rrs, if qtype requests
+// the address's family or is ANY.
 func (z *zone) appendAddress(rrs []dns.RR, name string, qtype uint16, ip string) []dns.RR {
 	addr, err := netip.ParseAddr(ip)
 	if err != nil {
@@ -350,7 +354,8 @@ func (z *zone) srv(name, target string, port uint16) dns.RR {
 	return &dns.SRV{Hdr: z.header(name, dns.TypeSRV), Weight: 100, Port: port, Target: target}
 }
 
-// soa returns the SOA record, whose Minttl is the TTL of negative answers.
+// soa returns the SOA record of the zone, whose Minttl is the time for which clients may cache
+// negative answers.
 func (z *zone) soa() dns.RR {
 	return &dns.SOA{
 		Hdr: z.header(z.domain, dns.TypeSOA), Ns: "ns.dns." + z.domain, Mbox: "hostmaster." + z.domain,

@@ -42,7 +42,8 @@ func newGet() *cobra.Command {
 	return cmd
 }
 
-// get sends one GET request over a new connection and copies the response body to out.
+// get sends one GET request to url and copies the response body to out. A status code of 400 or
+// more is an error.
 func get(ctx context.Context, client *http.Client, url string, out io.Writer) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

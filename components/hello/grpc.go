@@ -14,14 +14,17 @@ import (
 // readyService is the service name for readiness in the gRPC health service.
 const readyService = "ready"
 
-// grpcHealth serves the state of the HTTP health endpoints over gRPC.
+// grpcHealth is a gRPC health service that reports the same states as the HTTP endpoints /healthz
+// and /readyz of the server s.
+//
 // https://github.com/grpc/grpc/blob/HEAD/doc/health-checking.md
 type grpcHealth struct {
 	healthpb.UnimplementedHealthServer
 	s *Server
 }
 
-// Check implements the health service.
+// Check returns the liveness of the server or, for the service readyService, its readiness. For
+// other services it returns NotFound.
 func (h grpcHealth) Check(_ context.Context, req *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
 	ok := !h.s.unhealthy.Load()
 	switch req.GetService() {
@@ -37,7 +40,7 @@ func (h grpcHealth) Check(_ context.Context, req *healthpb.HealthCheckRequest) (
 	return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_NOT_SERVING}, nil
 }
 
-// serveGRPC serves until stop is called.
+// serveGRPC serves the gRPC health service on GRPCAddress in the background until stop is called.
 func (s *Server) serveGRPC() (stop func(), err error) {
 	listener, err := net.Listen("tcp", s.cfg.GRPCAddress)
 	if err != nil {

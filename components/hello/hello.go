@@ -38,7 +38,7 @@ type Config struct {
 	Exit func(code int)
 }
 
-// Server answers every request with information about its pod and node.
+// Server is a web server that responds to every request with information about its pod and node.
 type Server struct {
 	cfg       Config
 	started   time.Time
@@ -195,7 +195,8 @@ func (s *Server) whoami(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// check serves a health endpoint: GET returns the state, POST ?ok= sets it.
+// check returns the handler of a health endpoint: GET succeeds unless broken is set or ready
+// returns false, and POST ?ok=false sets broken.
 func (s *Server) check(broken *atomic.Bool, ready func() bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {

@@ -36,7 +36,8 @@ func NewCommand(args []string) *cobra.Command {
 	})
 }
 
-// Client-side rate limits of kubectl, for discovery and all other requests.
+// Client-side rate limits of kubectl, in requests per second and in requests that may exceed the
+// rate for a short time.
 const (
 	qps   = 50
 	burst = 300
@@ -55,15 +56,16 @@ func adaptConfig(c *rest.Config) *rest.Config {
 	return c
 }
 
-// Main runs kubectl and exits the process with kubectl's exit code if it fails.
+// Main runs kubectl with args, which do not include the program name. If kubectl fails, it prints
+// the error and exits the process with kubectl's exit code.
 func Main(args []string) {
 	if err := run(args); err != nil {
 		cmdutil.CheckErr(err)
 	}
 }
 
-// run sets os.Args to the arguments of kubectl, because several parts of kubectl read os.Args, for
-// example for the change-cause annotation.
+// run runs kubectl with args. It sets os.Args first, because several parts of kubectl read os.Args,
+// for example for the change-cause annotation.
 func run(args []string) error {
 	os.Args = append([]string{"kubectl"}, args...)
 	return cli.RunNoErrOutput(NewCommand(args))

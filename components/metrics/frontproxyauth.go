@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// frontProxyAuth authenticates API servers by the client certificate of the front proxy. API servers
-// authorize requests before they proxy them.
+// frontProxyAuth authenticates requests that an API server has proxied to this server, by the
+// client certificate of its front proxy. The API server has already authorized them.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/
 type frontProxyAuth struct {
@@ -28,11 +28,13 @@ type frontProxyAuth struct {
 	lastRead time.Time
 }
 
-// reloadInterval is the minimum interval between reads of the ConfigMap after a certificate that it does not
-// verify.
+// reloadInterval is the minimum interval between reads of the ConfigMap with the front proxy CA. It
+// is read again for a client certificate that the present CA has not signed, because the CA may
+// have changed.
 const reloadInterval = 10 * time.Second
 
-// check returns an error if req does not come from an API server.
+// check returns an error if req does not come from an API server. It reads the ConfigMap
+// kube-system/extension-apiserver-authentication if needed.
 func (t *frontProxyAuth) check(req *http.Request) error {
 	if req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
 		return errors.New("no client certificate of an API server")

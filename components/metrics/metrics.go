@@ -39,7 +39,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Server serves the metrics API.
+// Server scrapes the kubelets and serves the metrics API.
 type Server struct {
 	cfg      Config
 	kubelets *http.Client
@@ -54,7 +54,8 @@ type Server struct {
 // scrapeTimeout is the timeout of one scrape of a kubelet.
 const scrapeTimeout = 10 * time.Second
 
-// New validates cfg and registers with the informers it needs.
+// New validates cfg and returns a Server. It registers with the informers of nodes and pods, which
+// Run starts.
 func New(cfg Config) (*Server, error) {
 	if cfg.Clients == nil || cfg.Address == "" {
 		return nil, errors.New("metrics server: clients and address are required")
@@ -88,7 +89,8 @@ func New(cfg Config) (*Server, error) {
 	}, nil
 }
 
-// stripPod strips a pod to the fields that are needed: its identity, labels, node and phase.
+// stripPod reduces a pod in the informer's cache to the fields that the server needs: its identity,
+// labels, node and phase.
 func stripPod(obj any) (any, error) {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -104,7 +106,8 @@ func stripPod(obj any) (any, error) {
 // Ready returns a channel that is closed once all kubelets have been scraped for the first time.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run serves until ctx is cancelled. It starts the informers.
+// Run starts the informers, scrapes kubelets and serves until ctx is canceled. It returns an error
+// if it cannot listen or serving fails.
 func (s *Server) Run(ctx context.Context) error {
 	listener, err := net.Listen("tcp", s.cfg.Address)
 	if err != nil {
@@ -185,7 +188,7 @@ func (s *Server) scrapeAll(ctx context.Context) {
 			got, err := s.scrape(ctx, n)
 			if err != nil {
 				if ctx.Err() == nil {
-					s.cfg.Log.Warn("scraping kubelet failed, retrying in the next round", "node", n.Name, "err", err)
+					s.cfg.Log.Warn("scraping kubelet failed, metrics of its node and pods are missing or outdated, retrying in the next round", "node", n.Name, "interval", s.cfg.Resolution, "err", err)
 				}
 				return
 			}
@@ -196,7 +199,7 @@ func (s *Server) scrapeAll(ctx context.Context) {
 	s.scrapes.retain(names)
 }
 
-// scrape scrapes one kubelet.
+// scrape reads and parses the metrics of the kubelet of one node.
 func (s *Server) scrape(ctx context.Context, n *corev1.Node) (scrape, error) {
 	var address string
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeHostName} {

@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// sample is the resource usage of a container or node at a point in time.
+// sample is what one scrape contains about a container or node at a point in time.
 type sample struct {
 	at time.Time
 	// cpu is the cumulative CPU time in seconds, memory the working set in bytes.
@@ -29,7 +29,8 @@ type sample struct {
 	cpuKnown, memoryKnown bool
 }
 
-// usage is the resource usage of a container or node over a window.
+// usage is the resource usage of a container or node that the API reports: average CPU usage over a
+// window, and memory at its end.
 type usage struct {
 	list corev1.ResourceList
 	// at is the end of the window over which CPU usage was measured.
@@ -37,13 +38,15 @@ type usage struct {
 	window time.Duration
 }
 
-// target identifies a container, or the node itself if all fields are empty.
+// target identifies what a sample describes: a container, or the node itself if all fields are
+// empty.
 type target struct{ namespace, pod, container string }
 
-// scrape contains all samples of one scrape of a kubelet.
+// scrape contains the samples that one scrape of a kubelet has returned.
 type scrape map[target]*sample
 
-// parse parses the text of /metrics/resource. Samples without a timestamp get the time now.
+// parse parses text, the response of /metrics/resource. Samples without a timestamp get the time
+// now.
 func parse(text io.Reader, now time.Time) (scrape, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(text)
@@ -93,13 +96,15 @@ func valueOf(m *dto.Metric) float64 {
 	}
 }
 
-// scrapeStore stores the last two scrapes of each node. It is safe for concurrent use.
+// scrapeStore stores the last two scrapes of each node, from which usage is computed. It is safe
+// for concurrent use.
 type scrapeStore struct {
 	mu    sync.RWMutex // guards nodes
 	nodes map[string][2]scrape
 }
 
-// add stores a scrape of a node.
+// add stores a scrape of a node and drops the oldest one. It ignores a scrape in which the kubelet
+// has not measured again.
 func (b *scrapeStore) add(node string, s scrape) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -126,7 +131,7 @@ func (b *scrapeStore) retain(names map[string]bool) {
 	}
 }
 
-// node returns the usage of a node, or false if it is not known.
+// node returns the usage of the node name, or false if there are not two scrapes yet.
 func (b *scrapeStore) node(name string) (usage, bool) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -140,8 +145,8 @@ type container struct {
 	usage
 }
 
-// pod returns the usage of the containers of a pod on a node, sorted by name. Containers without
-// known usage are omitted.
+// pod returns the usage of the containers of the pod name on a node, sorted by container name.
+// Containers without two samples are omitted.
 func (b *scrapeStore) pod(node, namespace, name string) []container {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -159,8 +164,8 @@ func (b *scrapeStore) pod(node, namespace, name string) []container {
 	return out
 }
 
-// usageBetween computes the usage between two samples. If a counter decreased, the container was
-// restarted and its usage is not known.
+// usageBetween computes the usage between two samples of the same target. It returns false if one
+// is nil or incomplete, or if the CPU counter decreased because the container was restarted.
 func usageBetween(from, to *sample) (usage, bool) {
 	if from == nil || to == nil || !from.cpuKnown || !to.cpuKnown || !to.memoryKnown || !to.at.After(from.at) || to.cpu < from.cpu {
 		return usage{}, false

@@ -22,7 +22,8 @@ const prefix = "/apis/metrics.k8s.io"
 
 var version = metricsv1beta1.SchemeGroupVersion.String()
 
-// handler returns the HTTP handler of all endpoints.
+// handler returns the HTTP handler of the health endpoints and of the metrics API with its
+// discovery documents. Requests for the API must come from an API server.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	alive := func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) }
@@ -90,7 +91,8 @@ func send(w http.ResponseWriter, code int, obj any) {
 	_ = json.NewEncoder(w).Encode(obj) // the client may have disconnected
 }
 
-// selectorFilter returns a filter for the label and field selectors of a list request.
+// selectorFilter returns a function that reports whether an object matches the label and field
+// selectors of a list request. An invalid selector is a BadRequest error.
 func selectorFilter(req *http.Request) (func(metav1.Object) bool, error) {
 	query := req.URL.Query()
 	byLabel, err := labels.Parse(query.Get("labelSelector"))

@@ -32,7 +32,7 @@ const (
 
 var noMasq = packetfilter.Chain{Table: packetfilter.NAT, Name: chainNoMasq}
 
-// kernel applies plans to the kernel. It is used by a single goroutine.
+// kernel applies plans to the kernel of this node. It must be used by a single goroutine.
 type kernel struct {
 	bridge, tunnel string
 	podCIDRs       []netip.Prefix
@@ -42,21 +42,23 @@ type kernel struct {
 	writer *packetfilter.Writer
 }
 
-// mssJump is the jump to the chain that clamps the TCP maximum segment size.
+// mssJump is the jump to the chain that clamps the TCP maximum segment size of connections through
+// the tunnel.
 var mssJump = packetfilter.Jump{
 	From: packetfilter.Chain{Table: packetfilter.Mangle, Name: "POSTROUTING"}, Place: packetfilter.First,
 	Rule: packetfilter.Rule{Comment: "hyperkube tunnel", Target: chainMSS},
 }
 
-// newWriter returns the writer of the rules of this package. HK-NOMASQ is in the journal of the
-// runtime, whose chains jump to it.
+// newWriter returns the packet filter writer for the rules of this package. HK-NOMASQ is in the
+// journal of the container runtime, whose chains jump to it.
 func newWriter(journal *hostjournal.Journal, log *slog.Logger) *packetfilter.Writer {
 	return packetfilter.NewWriter(packetfilter.Config{
 		Owner: "pod network routes", Foreign: []packetfilter.Chain{noMasq}, Guarded: []string{chainNoMasq, chainMSS}, Journal: journal, Log: log,
 	})
 }
 
-// apply creates the routes, tunnels and rules of p, and removes stale ones of this package.
+// apply creates the routes, the tunnel and the rules of p, and removes those of this package that p
+// does not contain. self is this node.
 func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 	index := 0
 	if len(p.tunnels) > 0 {
@@ -77,7 +79,8 @@ func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 	return k.writeRules(ctx, self, p)
 }
 
-// routes adds missing routes and removes stale ones.
+// routes adds missing routes of want and removes other routes of this package. tunnel is the index
+// of the tunnel link, or zero if there is none. It continues after errors and returns all of them.
 func (k *kernel) routes(tunnel int, want []route) error {
 	have, err := netlinkutil.List(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
@@ -127,7 +130,8 @@ func (k *kernel) routes(tunnel int, want []route) error {
 	return errors.Join(errs...)
 }
 
-// linkTo returns the link whose subnet contains addr.
+// linkTo returns the index of the link whose subnet contains addr. It returns an error if addr is
+// only reachable through a gateway.
 func linkTo(addr netip.Addr) (int, error) {
 	routes, err := netlink.RouteGet(addr.AsSlice())
 	if err != nil {
@@ -141,7 +145,8 @@ func linkTo(addr netip.Addr) (int, error) {
 	return 0, errors.New("the address is not on a link of this node")
 }
 
-// ensureTunnel creates the VXLAN link.
+// ensureTunnel returns the VXLAN link. It creates the link if it does not exist, and replaces one
+// with other settings. hardware is the MAC address of this node's tunnel endpoint.
 func (k *kernel) ensureTunnel(self member, hardware net.HardwareAddr) (netlink.Link, error) {
 	overhead := headers4
 	if self.address.Is6() {
@@ -205,8 +210,9 @@ func (k *kernel) removeTunnel() error {
 	return err
 }
 
-// ensureEndpoints configures the tunnel endpoints as FDB and neighbor entries. The link has learning
-// disabled.
+// ensureEndpoints makes the tunnel link, with the index link, send packets to the endpoints ends of
+// other nodes, by FDB and neighbor entries. It removes stale entries. The link does not learn
+// endpoints from packets.
 func (k *kernel) ensureEndpoints(link int, ends []tunnelEndpoint) error {
 	var want []netlink.Neigh
 	for _, e := range ends {
@@ -254,7 +260,8 @@ func sameNeigh(want, have netlink.Neigh, family int) bool {
 	return want.Family == family && want.IP.Equal(have.IP) && want.HardwareAddr.String() == have.HardwareAddr.String()
 }
 
-// writeRules writes the iptables rules of p for each address family of the node's pods.
+// writeRules writes the iptables rules of p for each address family of this node's pods. It does
+// nothing for a family without routes and without rules written before.
 func (k *kernel) writeRules(ctx context.Context, self member, p plan) error {
 	for _, cidr := range self.cidrs {
 		family := packetfilter.FamilyOf(cidr.Addr().Is6())
@@ -289,8 +296,9 @@ func (k *kernel) rules(cidr netip.Prefix, p plan) packetfilter.Ruleset {
 	return set
 }
 
-// podRanges returns the pod CIDRs of other nodes. If the cluster's pod CIDR is known it returns
-// only that, which is a single rule.
+// podRanges returns the address ranges of pods on other nodes in one IP family: the pod CIDR of the
+// cluster if it is configured, which needs a single rule, and otherwise the destinations of the
+// routes of p.
 func (k *kernel) podRanges(p plan, is6 bool) []netip.Prefix {
 	var out []netip.Prefix
 	for _, cidr := range k.podCIDRs {
@@ -309,7 +317,9 @@ func (k *kernel) podRanges(p plan, is6 bool) []netip.Prefix {
 	return out
 }
 
-// subnetsOf returns address with its subnet, and the addresses of links.
+// subnetsOf returns the addresses, with the prefix lengths of their subnets, at which other nodes
+// can reach this node directly: those of the link with address, the node's address, and those of
+// links. Missing links are ignored.
 func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	if nodeLink, err := linkOf(address); err == nil {
@@ -348,7 +358,7 @@ func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// linkOf returns the link that has the given address.
+// linkOf returns the link of this node that has address.
 func linkOf(address netip.Addr) (netlink.Link, error) {
 	addrs, err := netlinkutil.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {

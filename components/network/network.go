@@ -62,7 +62,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Network maintains the routes to pods of other nodes.
+// Network maintains this node's routes to pods of other nodes.
 type Network struct {
 	cfg     Config
 	synced  cache.DoneChecker
@@ -75,7 +75,7 @@ type Network struct {
 	apply func(ctx context.Context, self member, p plan) error
 }
 
-// New validates cfg and registers with the informer.
+// New validates cfg and registers with the informer of Nodes. Run does the rest.
 func New(cfg Config) (*Network, error) {
 	if cfg.NodeName == "" || cfg.Nodes == nil || cfg.Kube == nil || cfg.Bridge == "" || cfg.Tunnel == "" {
 		return nil, errors.New("network: node name, informer, client and link names are required")
@@ -117,11 +117,12 @@ func New(cfg Config) (*Network, error) {
 	return n, nil
 }
 
-// retryAfter is the delay of a retry after a failure. A change of routes or nodes triggers an
-// earlier attempt.
+// retryAfter is the delay before the routes are set up again after a failure. A change of routes or
+// nodes triggers an earlier attempt.
 const retryAfter = 2 * time.Second
 
-// Run maintains the routes until ctx is cancelled.
+// Run maintains the routes until ctx is canceled. It logs failures and retries, and returns no
+// error. The routes stay in place afterwards.
 func (n *Network) Run(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "", n.synced) {
 		return nil
@@ -170,17 +171,17 @@ func (n *Network) Run(ctx context.Context) error {
 		if len(peers) > 0 && routes == nil {
 			var err error
 			if routes, err = n.watch(watching); err != nil {
-				n.cfg.Log.Warn("watching host routes failed, retrying at the next sync", "err", err)
+				n.cfg.Log.Warn("watching host routes failed, removed routes to pods of other nodes are not restored until a node changes, which also retries the watch", "err", err)
 			}
 		}
 		if err := n.sync(ctx, self, peers); err != nil && ctx.Err() == nil {
-			n.cfg.Log.Warn("setting up routes to pods of other nodes failed, retrying", "err", err)
+			n.cfg.Log.Warn("setting up routes to pods of other nodes failed, pods may not reach them, retrying", "retryAfter", retryAfter, "err", err)
 			retry.Reset(retryAfter)
 		}
 	}
 }
 
-// members returns this node and all other nodes.
+// members returns the members of the pod network: this node and all other nodes of the cluster.
 func (n *Network) members() (self member, peers []member) {
 	for _, obj := range n.cfg.Nodes.GetStore().List() {
 		node, ok := obj.(*corev1.Node)
@@ -196,8 +197,9 @@ func (n *Network) members() (self member, peers []member) {
 	return self, peers
 }
 
-// sync publishes the addresses of this node if there are other nodes, and creates the routes to
-// them.
+// sync makes the routes correspond to the nodes: if there are other nodes, it publishes the
+// addresses of this node, and creates the routes to them. If another CNI plugin is responsible for
+// routes, it removes them.
 func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 	if n.usesCNIPlugin() {
 		return n.apply(ctx, self, plan{})
@@ -217,12 +219,12 @@ func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 	return n.apply(ctx, self, makePlan(self, peers, n.cfg.Mode))
 }
 
-// builtinPlugin is the type of this project's CNI plugin, whose pods are connected like those of the
-// built-in runtime.
+// builtinPlugin is the type of this project's CNI plugin in a CNI configuration. Its pods are
+// connected like those of the built-in runtime.
 const builtinPlugin = `"hyperkube-cni"`
 
-// usesCNIPlugin reports whether another CNI plugin connects the pods: the first configuration by name
-// does not contain builtinPlugin.
+// usesCNIPlugin reports whether a CNI plugin other than this project's connects the pods of this
+// node: there are CNI configurations, and the first one by name does not contain builtinPlugin.
 func (n *Network) usesCNIPlugin() bool {
 	if n.cfg.CNIConfDir == "" {
 		return false
@@ -253,8 +255,8 @@ func (n *Network) publishAddresses(ctx context.Context, subnets string) error {
 }
 
 // watchRoutes returns a channel that receives an element when routes of this package may be
-// missing: a route was deleted or a link got an address. The channel is closed when ctx is
-// cancelled or the netlink subscription overflows.
+// missing: one was deleted, or a link got an address. The channel is closed when ctx is canceled,
+// or when the netlink subscription overflows, after which the caller must call watchRoutes again.
 func (n *Network) watchRoutes(ctx context.Context) (<-chan struct{}, error) {
 	ctx, cancel := context.WithCancel(ctx) // cancelling closes the socket
 	updates := make(chan netlink.RouteUpdate, 64)

@@ -12,14 +12,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// annotationAddresses lists the addresses at which other nodes can reach a Node directly, separated
-// by commas. Each has its subnet's prefix length, as in "192.0.2.7/24".
+// annotationAddresses is the annotation of a Node with the addresses at which other nodes can reach
+// it directly, separated by commas. Each has its subnet's prefix length, as in "192.0.2.7/24".
 const annotationAddresses = "network.hyperkube.io/addresses"
 
 // Mode selects how nodes reach each other's pods.
 type Mode string
 
-// Supported modes.
+// The modes of --pod-network.
 const (
 	// Auto uses direct routes to nodes on the same subnet and tunnels to others.
 	Auto Mode = "auto"
@@ -39,7 +39,7 @@ func (m Mode) Validate() error {
 	return fmt.Errorf("unknown pod network mode %q: must be auto, vxlan or direct", string(m))
 }
 
-// member contains the fields of a Node that are needed.
+// member is a node of the pod network: the fields of its Node object that routes depend on.
 type member struct {
 	name string
 	// cidrs are its pod CIDRs.
@@ -100,7 +100,8 @@ type route struct {
 	tunnel bool
 }
 
-// tunnelEndpoint is the tunnel endpoint of another node.
+// tunnelEndpoint is another node's end of the tunnel, to which this node sends encapsulated
+// packets.
 type tunnelEndpoint struct {
 	mac      net.HardwareAddr
 	address  netip.Addr   // of the node
@@ -115,8 +116,9 @@ type plan struct {
 	mac net.HardwareAddr
 }
 
-// makePlan decides how self reaches its peers. Both nodes of a pair decide the same, because they
-// use the same data about each other.
+// makePlan decides how self reaches the pods of its peers. Peers that have not published their
+// addresses or pod CIDRs are omitted. Both nodes of a pair decide the same, because they use the
+// same data about each other.
 func makePlan(self member, peers []member, mode Mode) plan {
 	ends := macAddresses(append(slices.Clone(peers), self))
 	p := plan{mac: ends[self.name]}
@@ -143,9 +145,9 @@ func makePlan(self member, peers []member, mode Mode) plan {
 	return p
 }
 
-// sharedSubnetAddress returns the peer's address in a subnet that both nodes are in, or an invalid address.
-// If both have the same address in a subnet, these are two separate subnets, each private to its
-// machine.
+// sharedSubnetAddress returns the address of peer in a subnet that both nodes are in, or an invalid
+// address if there is none. v4 selects the IP family. If both have the same address in a subnet,
+// these are two separate subnets, each private to its machine.
 func sharedSubnetAddress(self, peer []netip.Prefix, v4 bool) netip.Addr {
 	for _, p := range peer {
 		if p.Addr().Is4() != v4 {
@@ -160,9 +162,9 @@ func sharedSubnetAddress(self, peer []netip.Prefix, v4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// macAddresses returns the MAC addresses of the tunnel endpoints by node name. All nodes compute
-// the same result from the same names: on a collision, the name that sorts later gets another
-// address.
+// macAddresses returns the MAC addresses of the tunnel endpoints of members, by node name. All
+// nodes compute the same result from the same names: if two names have the same hash, the name that
+// sorts later gets another address.
 func macAddresses(members []member) map[string]net.HardwareAddr {
 	names := make([]string, len(members))
 	for i, m := range members {
@@ -184,7 +186,7 @@ func macAddresses(members []member) map[string]net.HardwareAddr {
 	return out
 }
 
-// macSuffix returns the node-specific part of a MAC address.
+// macSuffix returns the last four bytes of a MAC address, a hash of text.
 func macSuffix(text string) [4]byte {
 	sum := sha256.Sum256([]byte(text))
 	return [4]byte(sum[:4])

@@ -15,7 +15,7 @@ func (n *Network) watchCNIConf(ctx context.Context) {
 	}
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		n.cfg.Log.Warn("watching CNI configurations failed, their changes are not noticed", "directory", n.cfg.CNIConfDir, "err", err)
+		n.cfg.Log.Warn("watching CNI configurations failed, their changes are not noticed: restart this process after a change", "directory", n.cfg.CNIConfDir, "err", err)
 		return
 	}
 	defer watcher.Close()
@@ -55,8 +55,9 @@ func (n *Network) watchCNIConf(ctx context.Context) {
 	}
 }
 
-// addCNIWatch watches the directory or its nearest existing parent, and returns the path of the
-// watched directory.
+// addCNIWatch makes watcher watch the CNI configuration directory or, if it does not exist, its
+// nearest existing parent, and returns the path of the watched directory. It returns "" if no
+// directory can be watched.
 func (n *Network) addCNIWatch(watcher *fsnotify.Watcher) string {
 	for dir := n.cfg.CNIConfDir; ; dir = filepath.Dir(dir) {
 		if err := watcher.Add(dir); err == nil {

@@ -18,6 +18,8 @@ type nodeFacts struct {
 	podCIDRs  map[bool]netip.Prefix
 }
 
+// nodeFactsOf returns the facts of a Node. Internal addresses take precedence over external ones,
+// and the first of each kind counts.
 func nodeFactsOf(n *corev1.Node) nodeFacts {
 	f := nodeFacts{zone: n.Labels[corev1.LabelTopologyZone], addresses: map[bool]netip.Addr{}, podCIDRs: map[bool]netip.Prefix{}}
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
@@ -37,7 +39,9 @@ func nodeFactsOf(n *corev1.Node) nodeFacts {
 	return f
 }
 
-// handleEvent handles an informer event. old is nil for added objects, obj is nil for deleted objects.
+// handleEvent handles an informer event of a Service or EndpointSlice: it counts the event in the
+// metrics, marks the Service as changed and triggers a sync. old is nil for added objects, obj is
+// nil for deleted objects.
 func (p *Proxy) handleEvent(old, obj any) {
 	if unknown, ok := old.(cache.DeletedFinalStateUnknown); ok {
 		old = unknown.Obj
@@ -57,8 +61,9 @@ func (p *Proxy) handleEvent(old, obj any) {
 	p.markChanged(obj)
 }
 
-// recordTrigger records the time of the pod change that caused an update of slice, for the programming
-// latency metric. old may be nil.
+// recordTrigger records when the pod changed that caused the update of slice from old, which the
+// endpoints controller notes in an annotation. The next sync reports the time since then as the
+// metric network_programming_duration. old is nil for a new slice.
 func (p *Proxy) recordTrigger(old, slice *discoveryv1.EndpointSlice) {
 	text := slice.Annotations[corev1.EndpointsLastChangeTriggerTime]
 	if old != nil && old.Annotations[corev1.EndpointsLastChangeTriggerTime] == text {
@@ -72,7 +77,8 @@ func (p *Proxy) recordTrigger(old, slice *discoveryv1.EndpointSlice) {
 	}
 }
 
-// markChanged marks the service of obj, a Service or EndpointSlice, as changed. obj may be nil.
+// markChanged marks the Service to which obj, a Service or EndpointSlice, belongs as changed, and
+// triggers a sync. It ignores nil.
 func (p *Proxy) markChanged(obj any) {
 	var key string
 	switch o := obj.(type) {
@@ -99,7 +105,7 @@ func (p *Proxy) markChanged(obj any) {
 	p.triggerSync()
 }
 
-// triggerSync triggers a sync of the rules.
+// triggerSync makes Run call sync soon. It does not block.
 func (p *Proxy) triggerSync() {
 	select {
 	case p.dirty <- struct{}{}:
@@ -107,7 +113,9 @@ func (p *Proxy) triggerSync() {
 	}
 }
 
-// handleNode handles updates of this node: its zone and addresses, and whether it is being removed.
+// handleNode handles an informer event of a Node. If it is this node, it stores the node's zone and
+// addresses, triggers a sync if these affect the rules, and lets /healthz report whether the node
+// is being removed.
 func (p *Proxy) handleNode(obj any) {
 	n, ok := obj.(*corev1.Node)
 	if !ok || n.Name != p.cfg.NodeName {
@@ -138,7 +146,8 @@ func (p *Proxy) handleNode(obj any) {
 // autoscalerTaint is the taint that the cluster autoscaler adds to a node before removing it.
 const autoscalerTaint = "ToBeDeletedByClusterAutoscaler"
 
-// handleNodeDeleted handles the deletion of this node.
+// handleNodeDeleted lets /healthz fail when the Node of this machine was deleted, so that load
+// balancers stop sending traffic to it.
 func (p *Proxy) handleNodeDeleted(obj any) {
 	if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = unknown.Obj
@@ -148,6 +157,7 @@ func (p *Proxy) handleNodeDeleted(obj any) {
 	}
 }
 
+// drainTriggered returns and clears the times that recordTrigger has recorded.
 func (p *Proxy) drainTriggered() []time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,7 +166,8 @@ func (p *Proxy) drainTriggered() []time.Time {
 	return out
 }
 
-// requeue marks services as changed for the next sync.
+// requeue marks Services as changed again after a sync failed, so that the next sync computes their
+// ports.
 func (p *Proxy) requeue(changed map[string]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

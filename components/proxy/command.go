@@ -36,8 +36,8 @@ type options struct {
 	kubeconfig, apiServer string
 	root, hostname        string
 	config                *kubeproxyv1alpha1.KubeProxyConfiguration
-	// explicit contains the conntrack settings that were set explicitly. The configuration contains
-	// defaults.
+	// explicit contains only the conntrack settings that the user set; for these, a failure to set the kernel
+	// parameter is an error. config also contains the defaults of the others.
 	explicit kubeproxyv1alpha1.KubeProxyConntrackConfiguration
 
 	maxPerCore, min, masqueradeBit int32
@@ -56,6 +56,7 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
+// command returns the `kube-proxy` command and the options that its flags set, which tests read.
 func command() (*cobra.Command, *options) {
 	o := &options{config: defaults()}
 	cmd := &cobra.Command{
@@ -133,7 +134,9 @@ var ignoredFlags = []compatflags.Flag{
 	{Name: "ipvs-udp-timeout", Why: "the proxy mode is iptables"},
 }
 
-// complete merges flags and the configuration file.
+// complete reads the configuration file if there is one, and otherwise copies flags to the
+// configuration. Then it sets the flags that apply in both cases. changed reports whether the user
+// set a flag.
 func (o *options) complete(changed func(string) bool) error {
 	c := o.config
 	c.Kind, c.APIVersion = "KubeProxyConfiguration", kubeproxyv1alpha1.SchemeGroupVersion.String()
@@ -179,7 +182,7 @@ func (o *options) complete(changed func(string) bool) error {
 	return nil
 }
 
-// write writes the complete configuration to a file.
+// write implements --write-config-to: it writes the configuration, including defaults, to a file.
 func (o *options) write() error {
 	data, err := yaml.Marshal(o.config)
 	if err != nil {
@@ -191,6 +194,8 @@ func (o *options) write() error {
 	return nil
 }
 
+// run runs the proxy until ctx is canceled. With --init-only it only sets the kernel parameters.
+// flags are the values that /flagz shows.
 func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
@@ -241,6 +246,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 	return p.Run(ctx)
 }
 
+// parsePrefixes parses CIDRs and clears their host bits.
 func parsePrefixes(texts []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, text := range texts {

@@ -42,7 +42,8 @@ func decode(data []byte, c *kubeproxyv1alpha1.KubeProxyConfiguration) error {
 	return nil
 }
 
-// apply converts a configuration to cfg. It returns an error for unsupported settings.
+// apply sets the fields of cfg from the configuration c, except conntrack settings and the API
+// client. It returns an error if a setting is invalid or not supported by this proxy.
 func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	if c.Mode != "" && c.Mode != mode {
 		return fmt.Errorf("mode %s is not supported: use %s", c.Mode, mode)
@@ -97,7 +98,8 @@ const (
 	portMetrics = 10249
 )
 
-// withPort appends a port to an IP address. It returns any other string unchanged.
+// withPort appends a port to address if this is an IP address without a port. It returns any other
+// string unchanged.
 func withPort(address string, port int32) string {
 	if _, err := netip.ParseAddr(address); err != nil {
 		return address
@@ -105,8 +107,8 @@ func withPort(address string, port int32) string {
 	return net.JoinHostPort(address, strconv.Itoa(int(port)))
 }
 
-// effectiveConfig returns the configuration in effect as a KubeProxyConfiguration, for a proxy that was
-// configured without a file.
+// effectiveConfig returns cfg as a KubeProxyConfiguration, for /configz. It is used if the node
+// process runs the proxy, which then has no configuration file.
 func effectiveConfig(cfg *Config) *kubeproxyv1alpha1.KubeProxyConfiguration {
 	c := defaults()
 	c.Kind, c.APIVersion = "KubeProxyConfiguration", kubeproxyv1alpha1.SchemeGroupVersion.String()
@@ -150,8 +152,9 @@ func texts(list []netip.Prefix) []string {
 	return out
 }
 
-// nodePortRanges parses CIDR ranges and upstream's keywords. primary is true for the node's own
-// addresses, which are not known until the Node is read.
+// nodePortRanges parses the setting nodePortAddresses: CIDRs and the keywords of upstream. primary
+// is true if the list contains "primary", the node's own addresses, which are not known until the
+// Node is read.
 func nodePortRanges(list []string) (ranges []netip.Prefix, primary bool, err error) {
 	for _, text := range list {
 		words := []string{text}

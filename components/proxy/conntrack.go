@@ -11,9 +11,9 @@ import (
 	"hyperkube/components/proxy/rules"
 )
 
-// udpFrontends maps the addresses of UDP services to their serving endpoints. The kernel keeps a
-// conntrack entry as long as packets arrive, so a flow to a removed endpoint continues until its
-// entry is deleted.
+// udpFrontends maps the addresses and node ports of UDP services to their serving endpoints. It
+// selects the conntrack entries to delete: the kernel keeps an entry as long as packets arrive, so
+// a client that keeps sending would reach a removed endpoint forever.
 type udpFrontends struct {
 	byAddress  map[netip.AddrPort]map[netip.AddrPort]bool
 	byNodePort map[uint16]map[netip.AddrPort]bool
@@ -45,8 +45,8 @@ func udpFrontendsOf(ports []*rules.Port) udpFrontends {
 	return f
 }
 
-// flush deletes the flows to endpoints that no longer serve, in one pass over the conntrack table.
-// It returns the number of deleted flows.
+// flush deletes the flows to endpoints that no longer serve from the kernel's conntrack table, in
+// one pass. It returns the number of deleted flows, also with an error.
 func (f udpFrontends) flush(ipv6 bool) (uint, error) {
 	if len(f.byAddress) == 0 {
 		return 0, nil
@@ -62,7 +62,8 @@ func (f udpFrontends) flush(ipv6 bool) (uint, error) {
 	return n, nil
 }
 
-// MatchConntrackFlow implements netlink.CustomConntrackFilter. It returns true for flows to delete.
+// MatchConntrackFlow implements netlink.CustomConntrackFilter. It returns true for flows to delete:
+// those to the address or node port of a service whose endpoint does not serve.
 func (f udpFrontends) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	if flow.Forward.Protocol != unix.IPPROTO_UDP {
 		return false

@@ -28,7 +28,8 @@ const (
 	defaultCloseWait   = time.Hour
 )
 
-// maxDefaultConnections limits the default on machines with many cores, because each entry costs memory.
+// maxDefaultConnections limits the number of connections on machines with many cores, because each
+// conntrack entry costs memory.
 const maxDefaultConnections = 1 << 20
 
 // Paths and names of kernel parameters.
@@ -38,7 +39,8 @@ const (
 	conntrackHashSize = "nf_conntrack/parameters/hashsize"
 )
 
-// connectionsPerBucket is the number of connections per hash table bucket. With more, lookups are slow.
+// connectionsPerBucket is the number of connections for each bucket of the conntrack hash table.
+// With more, lookups are slow.
 const connectionsPerBucket = 4
 
 // completeConntrack returns c with defaults for unset fields.
@@ -87,12 +89,12 @@ func checkConntrack(c *kubeproxyv1alpha1.KubeProxyConntrackConfiguration) error 
 	return errs.ToAggregate()
 }
 
-// conntrackParam is a kernel parameter to set.
+// conntrackParam is a kernel parameter of conntrack, and the value to set.
 type conntrackParam struct {
-	change hostjournal.Change // its kind and name
+	change hostjournal.Change // kind and name of the parameter
 	value  int
-	// hashTable is true for the size of the hash table, which follows the connection limit. The current
-	// value may be greater.
+	// hashTable is true for the size of the hash table, which comes after the connection limit in a list. It is
+	// never decreased, and not set if the limit could not be set.
 	hashTable bool
 	// explicit is true if the user set the value explicitly, so that a failure is an error.
 	explicit bool
@@ -140,19 +142,21 @@ func cpus() int {
 	return goruntime.NumCPU()
 }
 
-// conntrackLoaded reports whether the conntrack module is loaded. The first rule that uses it loads it.
+// conntrackLoaded reports whether the conntrack module of the kernel is loaded, so that its
+// parameters exist. The first iptables rule that uses conntrack loads it.
 func conntrackLoaded() bool {
 	_, err := os.Stat("/proc/sys/" + netfilterDir + conntrackMax)
 	return err == nil
 }
 
-// setConntrackParams writes kernel parameters. Parameters that were not set explicitly and cannot be written
-// are skipped: /proc/sys is read-only in many containers, and only the initial network namespace
-// may set the number of connections.
+// setConntrackParams writes the kernel parameters that differ, and records the previous values in
+// journal, so that a reset restores them. An explicit parameter that cannot be written is an error.
+// Others are skipped: /proc/sys is read-only in many containers, and only the initial network
+// namespace may set the number of connections.
 func setConntrackParams(all []conntrackParam, journal *hostjournal.Journal, log *slog.Logger) error {
 	var do []conntrackParam
 	var changes []hostjournal.Change
-	left := false // whether the preceding limit was skipped
+	left := false // whether the previous parameter was skipped, which is the connection limit if b is the hash table
 	for _, b := range all {
 		if b.hashTable && left {
 			continue
@@ -175,7 +179,7 @@ func setConntrackParams(all []conntrackParam, journal *hostjournal.Journal, log 
 		case errors.Is(err, unix.EACCES):
 			log.Debug("kernel parameter cannot be set in this network namespace", "sysctl", b.change.Name)
 		default:
-			log.Warn("setting kernel parameter failed, keeping its value", "sysctl", b.change.Name, "desired", b.value, "err", err)
+			log.Warn("setting kernel parameter of conntrack failed, keeping its current value until the proxy restarts", "sysctl", b.change.Name, "desired", b.value, "err", err)
 		}
 	}
 	if err := journal.Record(changes...); err != nil {

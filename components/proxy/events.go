@@ -11,8 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// createUnservedEvent creates an event for a service whose health check port cannot be served on this
-// node. The event is too rare to justify a recorder.
+// createUnservedEvent creates a warning event for a Service whose health check port this node
+// cannot listen on because of cause. It writes to the API directly, because the event is too rare
+// to justify a recorder.
 func (p *Proxy) createUnservedEvent(ctx context.Context, service serviceName, port uint16, cause error) {
 	now := time.Now()
 	host, err := os.Hostname()
@@ -28,6 +29,6 @@ func (p *Proxy) createUnservedEvent(ctx context.Context, service serviceName, po
 		Note:      fmt.Sprintf("node %s failed to start healthcheck %q on port %d: %v", p.cfg.NodeName, service.Namespace+"/"+service.Name, port, cause),
 	}
 	if _, err := p.cfg.Clients.Kube.EventsV1().Events(service.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
-		p.cfg.Log.Warn("creating event about the health check port of a Service failed", "service", service.Namespace+"/"+service.Name, "port", port, "err", err)
+		p.cfg.Log.Warn("creating event about the unserved health check port of a Service failed, users do not see the problem in the API", "service", service.Namespace+"/"+service.Name, "port", port, "err", err)
 	}
 }

@@ -17,16 +17,17 @@ import (
 	"hyperkube/internal/serving/zpages"
 )
 
-// health serves /healthz and /metrics, and for load balancers the health check ports of services.
+// health serves the HTTP endpoints of the proxy: /healthz, /livez, /metrics and debug pages, and
+// the health check ports of services, by which load balancers find the nodes that have endpoints.
 type health struct {
 	healthz, metricsAddress string
-	pages                   map[string]http.Handler
+	pages                   map[string]http.Handler // debug pages by path, served on metricsAddress
 	metrics                 *metrics
 	log                     *slog.Logger
 
 	mu          sync.Mutex // guards the fields below
-	nodeLeaving bool       // the node is being removed
-	updated     time.Time
+	nodeLeaving bool       // the node is being removed: /healthz fails
+	updated     time.Time  // when all rules were last written; zero until the first time
 	// families contains the IP families whose rules are written, keyed by IPv6.
 	families map[bool]bool
 	// onUnserved is called when the health check port of a service ("namespace/name") cannot be
@@ -34,7 +35,7 @@ type health struct {
 	onUnserved func(service string, port uint16, err error)
 	// pending is the time since which writing rules fails. It is zero if all rules are written.
 	pending  time.Time
-	services map[string]*serviceHealth // keyed by namespace/name
+	services map[string]*serviceHealth // served ports, keyed by namespace/name
 	// waiting contains services whose port could not be listened on, for example because another
 	// process uses it.
 	waiting map[string]*serviceHealth
@@ -69,13 +70,15 @@ func debugHandlers(cfg Config) map[string]http.Handler {
 	return out
 }
 
-// setEligible sets whether load balancers may send traffic to this node.
+// setEligible sets whether load balancers may send traffic to this node, which /healthz reports.
 func (h *health) setEligible(yes bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.nodeLeaving = !yes
 }
 
+// recordFailure records that writing the rules failed. If it does not succeed within
+// unhealthyAfter, /healthz and /livez fail.
 func (h *health) recordFailure() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -84,8 +87,8 @@ func (h *health) recordFailure() {
 	}
 }
 
-// recordSuccess records that all rules are written, and adds families (keyed by IPv6) to those that are
-// reported.
+// recordSuccess records that all rules are written now. families are IP families in use, true for
+// IPv6; each is reported from now on.
 func (h *health) recordSuccess(families ...bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -99,12 +102,14 @@ func (h *health) recordSuccess(families ...bool) {
 // upstream's default sync period.
 const unhealthyAfter = time.Minute
 
-// healthy reports whether the rules are up to date. The caller must hold mu.
+// healthy reports whether the rules were written at least once and have not been outdated for
+// unhealthyAfter. The caller must hold mu.
 func (h *health) healthy() bool {
 	return !h.updated.IsZero() && (h.pending.IsZero() || time.Since(h.pending) < unhealthyAfter)
 }
 
-// start starts the servers. The returned function stops them all.
+// start listens on the health and metrics addresses, unless they are empty. The returned function
+// stops these servers and those of health check ports. If one address fails, no server runs.
 func (h *health) start() (stop func(), err error) {
 	var servers []*plainhttp.Server
 	stop = func() {
@@ -155,6 +160,7 @@ type report struct {
 	Status       map[string]familyReport `json:"status,omitempty"` // keyed by IP family
 }
 
+// familyReport is the part of a report about one IP family.
 type familyReport struct {
 	LastUpdated time.Time `json:"lastUpdated"`
 	Healthy     bool      `json:"healthy"`
@@ -188,6 +194,8 @@ func (h *health) serveLivez(w http.ResponseWriter, _ *http.Request) {
 	h.metrics.livez.WithLabelValues(strconv.Itoa(h.writeReport(w, r, r.Healthy))).Inc()
 }
 
+// writeReport sends a report, with the status 200 if ok is true, and otherwise 503. It returns the
+// status.
 func (h *health) writeReport(w http.ResponseWriter, r report, ok bool) int {
 	if ok {
 		// All rules are up to date as of now, whenever the last change was.
@@ -201,7 +209,8 @@ func (h *health) writeReport(w http.ResponseWriter, r report, ok bool) int {
 	return write(w, ok, body)
 }
 
-// write sends a JSON response and returns its status code.
+// write sends a JSON body, with the status 200 if ok is true, and otherwise 503. It returns the
+// status.
 func write(w http.ResponseWriter, ok bool, body []byte) int {
 	code := http.StatusOK
 	if !ok {

@@ -18,10 +18,11 @@ import (
 	"hyperkube/internal/serving/plainhttp"
 )
 
-// serviceHealth is the health check port of a service.
+// serviceHealth is the state of the health check port of a Service, on which load balancers request
+// whether this node has ready endpoints of the Service.
 type serviceHealth struct {
 	port    uint16
-	local   int
+	local   int // number of ready endpoints on this node
 	sockets []socket
 	servers []*plainhttp.Server // one for each socket
 }
@@ -33,7 +34,8 @@ func (s *serviceHealth) close() {
 	s.servers = nil
 }
 
-// listen listens on all sockets, or on none if one fails.
+// listen listens on the port at all sockets and serves handler there. If one socket fails, it
+// listens on none and returns the error.
 func (s *serviceHealth) listen(handler http.Handler) error {
 	for _, at := range s.sockets {
 		listener, err := net.Listen(at.network, net.JoinHostPort(at.host, strconv.Itoa(int(s.port))))
@@ -49,10 +51,12 @@ func (s *serviceHealth) listen(handler http.Handler) error {
 // socket is the listen address of a health check port: network and host as in net.Listen.
 type socket struct{ network, host string }
 
-// wildcardSockets listens on all addresses of both IP families.
+// wildcardSockets are the sockets that accept connections to all addresses of the node, in both IP
+// families.
 var wildcardSockets = []socket{{"tcp", ""}}
 
-// healthSockets returns the addresses on which node ports answer, as in upstream.
+// healthSockets returns the addresses on which health check ports listen: those on which node ports
+// answer, as in upstream.
 func (p *Proxy) healthSockets() ([]socket, error) {
 	facts := p.facts()
 	ranges := map[bool][]netip.Prefix{}
@@ -75,9 +79,9 @@ func (p *Proxy) healthSockets() ([]socket, error) {
 	return listenSockets(ranges, nodeAddrs), nil
 }
 
-// listenSockets returns sockets for those of the node's addresses that are in the ranges of their IP
-// family, or the wildcard address if the family has no ranges. It skips link-local addresses, which
-// cannot be listened on without a zone.
+// listenSockets returns a socket for each of nodeAddrs that is in the ranges of its IP family.
+// ranges is keyed by IPv6; for a family without ranges, it returns the wildcard address. It skips
+// link-local addresses, which cannot be listened on without a zone.
 func listenSockets(ranges map[bool][]netip.Prefix, nodeAddrs []netip.Addr) []socket {
 	var out []socket
 	for _, addr := range nodeAddrs {
@@ -95,8 +99,8 @@ func listenSockets(ranges map[bool][]netip.Prefix, nodeAddrs []netip.Addr) []soc
 	return out
 }
 
-// healthCheckPorts returns, for each changed service with a health check port, the port and the
-// number of local endpoints, and nil for services without one.
+// healthCheckPorts returns the desired health check ports for serveServices. changed and the result
+// are keyed by namespace/name; the value is nil for Services without a port and for deleted ones.
 func (p *Proxy) healthCheckPorts(changed map[string]bool) map[string]*serviceHealth {
 	out := map[string]*serviceHealth{}
 	var sockets []socket
@@ -125,7 +129,8 @@ func (p *Proxy) healthCheckPorts(changed map[string]bool) map[string]*serviceHea
 	return out
 }
 
-// countReadyLocal counts the ready endpoint addresses on a node.
+// countReadyLocal counts the distinct addresses of ready endpoints on a node, in the slices of one
+// Service and the given IP family.
 func countReadyLocal(list []*discoveryv1.EndpointSlice, node string, ipv6 bool) int {
 	seen := map[string]bool{}
 	for _, slice := range list {
@@ -143,10 +148,14 @@ func countReadyLocal(list []*discoveryv1.EndpointSlice, node string, ipv6 bool) 
 	return len(seen)
 }
 
-// portRetryInterval is the retry interval for health check ports that could not be listened on.
+// portRetryInterval is the interval at which Run retries to listen on health check ports in use by
+// another process.
 const portRetryInterval = 5 * time.Second
 
-// serveServices starts, updates and stops health check servers as in desired.
+// serveServices starts, updates and stops the servers of health check ports as in desired, keyed by
+// namespace/name; nil stops one. Services that are not in desired stay as they are. If a port
+// cannot be listened on, it logs an error, calls onUnserved once, and keeps the Service for
+// retryWaiting.
 func (h *health) serveServices(desired map[string]*serviceHealth) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -167,7 +176,7 @@ func (h *health) serveServices(desired map[string]*serviceHealth) {
 		}
 		if err := want.listen(h.serviceHandler(key)); err != nil {
 			if before == nil || before.port != want.port {
-				h.log.Error("listening on health check port of Service failed, retrying", "service", key, "port", want.port, "err", err)
+				h.log.Error("listening on health check port of Service failed, load balancers skip this node until a retry succeeds", "service", key, "port", want.port, "retryInterval", portRetryInterval, "err", err)
 				if h.onUnserved != nil {
 					h.onUnserved(key, want.port, err)
 				}
@@ -179,7 +188,7 @@ func (h *health) serveServices(desired map[string]*serviceHealth) {
 	}
 }
 
-// retryWaiting retries the ports that could not be listened on.
+// retryWaiting calls serveServices for the ports that could not be listened on.
 func (h *health) retryWaiting() {
 	h.mu.Lock()
 	desired := maps.Clone(h.waiting)
@@ -194,6 +203,9 @@ func (h *health) hasWaiting() bool {
 	return len(h.waiting) > 0
 }
 
+// serviceHandler returns the handler of a Service's health check port. It responds with the status
+// 200 if the Service has ready endpoints on this node and the proxy is healthy, and otherwise with
+// 503.
 func (h *health) serviceHandler(key string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		h.mu.Lock()
@@ -220,6 +232,7 @@ type serviceReport struct {
 	ServiceProxyHealthy bool        `json:"serviceProxyHealthy"`
 }
 
+// serviceName identifies a Service, in the JSON format of serviceReport.
 type serviceName struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`

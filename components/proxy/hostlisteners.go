@@ -17,8 +17,10 @@ import (
 	"hyperkube/components/proxy/rules"
 )
 
-// usedAddresses removes the addresses from after as removeUsedAddresses does, and returns those that it had not removed
-// in the previous sync of the Service.
+// usedAddresses removes load balancer addresses that other programs use from the ports after, as
+// removeUsedAddresses does. before are the previous ports of the Service key in the same IP family.
+// It returns those addresses that were not in use at the previous sync, for which the caller
+// creates an event. It may only be called by the goroutine of Run.
 func (p *Proxy) usedAddresses(key string, ipv6 bool, before, after []*rules.Port) (found []hostListener) {
 	used := removeUsedAddresses(before, after)
 	for _, l := range used {
@@ -57,14 +59,15 @@ func removeUsedAddresses(before, after []*rules.Port) (used []hostListener) {
 	return used
 }
 
-// hostListener is a socket of a program in the network namespace of the node.
+// hostListener is an address and port at which a program in the network namespace of the node may
+// listen.
 type hostListener struct {
 	protocol string // as in rules.Port
 	address  netip.AddrPort
 }
 
-// exists reports whether a program listens at the address. It returns false if the address is not one of this
-// node.
+// exists reports whether a program listens at the address, by binding a socket to it for a moment.
+// It returns false if the address is not one of this node, or if this cannot be determined.
 func (l hostListener) exists() bool {
 	kind := unix.SOCK_STREAM
 	switch l.protocol {
@@ -95,8 +98,9 @@ func (l hostListener) exists() bool {
 	return errors.Is(unix.Bind(fd, address), unix.EADDRINUSE)
 }
 
-// createPortInUseEvent creates an event for a Service that this node does not serve at a load balancer address. It is
-// too rare to justify a recorder.
+// createPortInUseEvent creates a warning event for a Service that this node does not serve at the
+// load balancer address l, because another program listens there. It writes to the API directly,
+// because the event is too rare to justify a recorder.
 func (p *Proxy) createPortInUseEvent(ctx context.Context, service serviceName, l hostListener) {
 	now := time.Now()
 	event := &eventsv1.Event{
@@ -109,6 +113,6 @@ func (p *Proxy) createPortInUseEvent(ctx context.Context, service serviceName, l
 			p.cfg.NodeName, l.protocol, l.address.Port(), l.address.Addr()),
 	}
 	if _, err := p.cfg.Clients.Kube.EventsV1().Events(service.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
-		p.cfg.Log.Warn("creating event about a load balancer port in use failed", "service", service.Namespace+"/"+service.Name, "port", l.address.Port(), "err", err)
+		p.cfg.Log.Warn("creating event about a load balancer port in use by another program failed, users do not see in the API that this node does not forward it", "service", service.Namespace+"/"+service.Name, "port", l.address.Port(), "err", err)
 	}
 }

@@ -88,21 +88,24 @@ func familyName(ipv6 bool) string {
 	return "IPv4"
 }
 
-// queued records the numbers of services and of services' endpoints that wait to be written.
+// queued records the numbers of Services, and of Services with changed endpoints, that wait for the
+// next sync.
 func (m *metrics) queued(services, endpoints int) {
 	m.lastQueued.WithLabelValues(familyName(false)).SetToCurrentTime()
 	m.servicesPending.Set(float64(services))
 	m.endpointsPending.Set(float64(endpoints))
 }
 
-// syncStarted records that all queued changes are being written.
+// syncStarted records that no change waits any more, because a sync that includes all of them has
+// started.
 func (m *metrics) syncStarted() {
 	m.servicesPending.Set(0)
 	m.endpointsPending.Set(0)
 }
 
-// synced records a completed write of an IP family, full or partial, that began at the given time.
-// triggered are the times of the pod changes that caused it.
+// synced records that the rules of an IP family were written. all is true for a full write, false
+// for one of the changed chains only. began is when the sync started. triggered are the times of
+// the pod changes that caused it.
 func (m *metrics) synced(ipv6, all bool, began time.Time, triggered []time.Time) {
 	family := familyName(ipv6)
 	took := time.Since(began).Seconds()
@@ -118,7 +121,7 @@ func (m *metrics) synced(ipv6, all bool, began time.Time, triggered []time.Time)
 	}
 }
 
-// failed records a failed write of an IP family.
+// failed records a failed write of the rules of an IP family. all is true if it was a full write.
 func (m *metrics) failed(ipv6, all bool) {
 	m.failures.WithLabelValues(familyName(ipv6)).Inc()
 	if !all {
@@ -126,8 +129,8 @@ func (m *metrics) failed(ipv6, all bool) {
 	}
 }
 
-// portsComputed records the number of ports without a local endpoint although their traffic policy is
-// Local.
+// portsComputed records, for each traffic policy, the number of ports that are restricted to local
+// endpoints and have endpoints only on other nodes. This node drops their traffic.
 func (m *metrics) portsComputed(ipv6 bool, ports []*rules.Port) {
 	internal, external := 0, 0
 	for _, p := range ports {
@@ -151,12 +154,14 @@ func (m *metrics) flowsDeleted(ipv6 bool, flows uint, began time.Time) {
 	m.flushed.WithLabelValues(familyName(ipv6)).Add(float64(flows))
 }
 
-// ruleCounter is implemented by packetfilter.Writer.
+// ruleCounter returns the numbers of rules by table, in total and in the last write.
+// packetfilter.Writer implements it.
 type ruleCounter interface {
 	Counts(packetfilter.Family) (total, last map[packetfilter.Table]int)
 }
 
-// rulesWritten records the number of all rules and of the rules in the last write.
+// rulesWritten records the numbers of rules that exist, and of those that were part of the last
+// write, in one IP family.
 func (m *metrics) rulesWritten(ipv6 bool, written ruleCounter) {
 	total, last := written.Counts(packetfilter.FamilyOf(ipv6))
 	for _, table := range []packetfilter.Table{packetfilter.NAT, packetfilter.Filter} {

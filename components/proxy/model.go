@@ -16,8 +16,9 @@ import (
 // node contains the fields of this node that affect the choice of endpoints.
 type node struct{ name, zone string }
 
-// portsOf returns the ports of a service in one IP family, with the endpoints to use. It returns
-// none if the proxy does not handle the service.
+// portsOf returns the ports of a Service in one IP family, with the endpoints that this node uses,
+// from the slices of the Service. It returns nil for Services without rules: without a cluster IP
+// of the family, of type ExternalName, or with a label that assigns them to another proxy.
 func portsOf(svc *corev1.Service, slices []*discoveryv1.EndpointSlice, here node, ipv6 bool) []*rules.Port {
 	if _, otherProxy := svc.Labels[labelProxyName]; otherProxy || svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
@@ -73,6 +74,7 @@ func portsOf(svc *corev1.Service, slices []*discoveryv1.EndpointSlice, here node
 	return ports
 }
 
+// containsAll reports whether one of the ranges contains all addresses, such as 0.0.0.0/0.
 func containsAll(ranges []netip.Prefix) bool {
 	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() == 0 })
 }
@@ -80,6 +82,8 @@ func containsAll(ranges []netip.Prefix) bool {
 // labelProxyName on a service, with any value, means that another proxy handles it.
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
+// clusterIPs returns the cluster IPs of a Service. Objects of old clients have only the field for
+// one of them.
 func clusterIPs(svc *corev1.Service) []string {
 	if len(svc.Spec.ClusterIPs) > 0 {
 		return svc.Spec.ClusterIPs
@@ -87,6 +91,7 @@ func clusterIPs(svc *corev1.Service) []string {
 	return []string{svc.Spec.ClusterIP}
 }
 
+// addresses returns those texts that are addresses of the IP family.
 func addresses(texts []string, ipv6 bool) []netip.Addr {
 	var out []netip.Addr
 	for _, text := range texts {
@@ -97,14 +102,16 @@ func addresses(texts []string, ipv6 bool) []netip.Addr {
 	return out
 }
 
-// endpointsOf selects the endpoints of a service port.
+// endpointsOf selects the endpoints of a Service port in one IP family from the slices of the
+// Service.
 //
 // anywhere are the ready endpoints of all nodes. If all of them have hints, only those for this
 // node, or else for this zone, are used (topology aware routing, traffic distribution). If none is
 // ready, endpoints that are serving and terminating are used (KEP-1669).
 //
 // local are the endpoints of this node, selected independently of other nodes and of hints. serving
-// are all endpoints that serve.
+// are the addresses of all endpoints that serve, including terminating ones. All are sorted by
+// address.
 func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here node, ipv6 bool) (anywhere, local []rules.Endpoint, serving []netip.AddrPort) {
 	var all []candidate
 	seen := map[netip.AddrPort]int{} // index in all
@@ -156,7 +163,8 @@ func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here
 	return readyOrServing(withTopology(all, here)), readyOrServing(filter(all, func(f candidate) bool { return f.local })), serving
 }
 
-// candidate is an endpoint with the conditions and hints that apply to this node.
+// candidate is an endpoint that endpointsOf may select, with its conditions, and the hints as they
+// apply to this node.
 type candidate struct {
 	address                                          netip.AddrPort
 	ready, serving, terminating, local               bool
@@ -199,10 +207,10 @@ func readyOrServing(all []candidate) []rules.Endpoint {
 	return out
 }
 
-// withTopology selects endpoints by their topology hints. If all ready endpoints have node hints and
-// at least one is hinted for this node, it returns the ready endpoints hinted for this node.
-// Otherwise it does the same with zone hints and the zone of this node. If neither applies, it
-// returns all ready endpoints. If no endpoint is ready, it returns all endpoints.
+// withTopology selects endpoints by their topology hints: the ready ones with a node hint for this
+// node, if all ready endpoints have node hints and one of them is for this node. Otherwise the same
+// with zone hints and the zone of this node. If neither applies, all ready endpoints. If no
+// endpoint is ready, it returns all endpoints, from which the caller selects terminating ones.
 func withTopology(all []candidate, here node) []candidate {
 	ready := filter(all, func(f candidate) bool { return f.ready })
 	if len(ready) == 0 {
@@ -219,7 +227,8 @@ func withTopology(all []candidate, here node) []candidate {
 	return ready
 }
 
-// portIn returns the number of a service port in a slice, or 0 if the slice does not have it.
+// portIn returns the port number that the endpoints of a slice have for a Service port, matched by
+// name and protocol. It returns 0 if the slice does not have the port.
 func portIn(slice *discoveryv1.EndpointSlice, sp *corev1.ServicePort) uint16 {
 	for _, p := range slice.Ports {
 		name := ""

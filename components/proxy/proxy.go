@@ -44,7 +44,7 @@ type Config struct {
 	MasqueradeAll bool
 	// LocalhostNodePorts makes node ports reachable on 127.0.0.1.
 	LocalhostNodePorts bool
-	// MinSyncPeriod is the minimum time between two writes. Zero means a default.
+	// MinSyncPeriod is the minimum time between two writes of rules. Zero means 50 ms.
 	MinSyncPeriod time.Duration
 	// SyncPeriod is the interval of checks for removed rules if the kernel does not send
 	// notifications. Zero means 30 seconds.
@@ -53,8 +53,8 @@ type Config struct {
 	// upstream.
 	MasqueradeMark uint32
 	// NodePortRanges contain the node addresses on which node ports answer. An IP family without
-	// ranges uses all addresses. NodePortsOnPrimary adds the primary address of each family from
-	// the Node status.
+	// ranges uses all addresses. NodePortsOnPrimary adds the first address of each family in the
+	// Node status.
 	NodePortRanges     []netip.Prefix
 	NodePortsOnPrimary bool
 	// Conntrack are the conntrack settings. Unset fields have upstream's defaults.
@@ -70,12 +70,13 @@ type Config struct {
 	Level *slog.LevelVar
 	// HealthzAddress and MetricsAddress are listen addresses. If empty, they are not served.
 	HealthzAddress, MetricsAddress string
-	// Journal records the changes to the host. Nil records none.
+	// Journal records the changes to the host, so that a reset undoes them. Nil records none.
 	Journal *hostjournal.Journal
 	Log     *slog.Logger
 }
 
-// DetectLocalMode is a mode of detecting traffic of this node's pods.
+// DetectLocalMode selects how the rules recognize traffic of this node's pods. All other traffic to
+// cluster IPs is masqueraded.
 type DetectLocalMode int
 
 // The modes, as upstream's detectLocalMode.
@@ -86,16 +87,17 @@ const (
 	LocalByLinkPrefix                         // incoming link has a name prefix
 )
 
-// Proxy keeps the iptables rules in sync with services and endpoints.
+// Proxy keeps the iptables rules of this node in sync with the Services and EndpointSlices of the
+// cluster. Informers mark Services as changed; Run writes the rules.
 type Proxy struct {
 	cfg      Config
 	services cache.SharedIndexInformer
 	slices   cache.SharedIndexInformer
 	nodes    cache.SharedIndexInformer
 	synced   []cache.DoneChecker
-	dirty    chan struct{} // buffered: holds one element after a change
-	ready    chan struct{}
-	started  time.Time
+	dirty    chan struct{} // buffered: holds one element if a sync is required
+	ready    chan struct{} // closed after the first sync
+	started  time.Time     // changes before are not counted by the latency metric
 	writer   *packetfilter.Writer
 	health   *health
 	metrics  *metrics
@@ -103,7 +105,7 @@ type Proxy struct {
 	mu sync.Mutex // guards the fields below
 	// changed are the services ("namespace/name") whose ports must be computed again.
 	changed map[string]bool
-	// pending are those of them that changed themselves, and those whose endpoints changed.
+	// pending are, for metrics, the changed Services that changed themselves, and those whose endpoints changed.
 	pending [2]map[string]bool
 	// triggered are the times of the pod changes that caused endpoint changes.
 	triggered []time.Time
@@ -121,9 +123,11 @@ type Proxy struct {
 	liberal bool // rules.Config.Liberal
 }
 
+// byService is the name of the index of EndpointSlices by "namespace/name" of the Service.
 const byService = "proxy-service"
 
-// New validates cfg and registers with its informers.
+// New returns a Proxy and adds its event handlers to the informers of cfg.Clients, which the caller
+// must start. cfg.Clients and cfg.NodeName are required.
 func New(cfg Config) (*Proxy, error) {
 	if cfg.Clients == nil || cfg.NodeName == "" {
 		return nil, errors.New("proxy: clients and node name are required")
@@ -181,18 +185,23 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// newWriter returns the writer of the proxy's rules.
+// newWriter returns the writer of the proxy's rules. It also watches the chains named KUBE-*, to
+// detect that another program removed them.
 func newWriter(cfg Config) *packetfilter.Writer {
 	return packetfilter.NewWriter(packetfilter.Config{
 		Owner: "services", Objects: rules.ServiceChains(), Guarded: []string{"KUBE-*"}, Period: cfg.SyncPeriod, Journal: cfg.Journal, Log: cfg.Log,
 	})
 }
 
-// Ready returns a channel that is closed after the first write of the rules.
+// Ready returns a channel that is closed after the first write of the rules, when this node
+// forwards the traffic of all services.
 func (p *Proxy) Ready() <-chan struct{} { return p.ready }
 
-// Run maintains the rules until ctx is cancelled. The rules stay in place, so traffic continues
-// while the proxy is stopped.
+// Run sets kernel parameters, serves health and metrics, and maintains the rules until ctx is
+// canceled; then it returns nil. It writes them again after a change, after a failure, and when
+// another program removed them. The rules stay in place, so traffic continues while the proxy is
+// stopped. It returns an error if a kernel parameter that was explicitly set cannot be set, or an
+// address cannot be listened on.
 func (p *Proxy) Run(ctx context.Context) error {
 	if p.localhostNodePorts() {
 		if err := p.routeLocalnet(); err != nil {
@@ -254,7 +263,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			p.cfg.Log.Error("writing service rules failed, retrying", "err", err)
+			p.cfg.Log.Error("writing iptables rules of services failed, recent changes of Services and endpoints have no effect on this node until a retry succeeds", "retryAfter", time.Second, "err", err)
 			p.health.recordFailure()
 			retry.Reset(time.Second)
 			continue
@@ -277,7 +286,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 }
 
-// sync computes the ports of changed services and writes the rules. It creates events in goroutines of events.
+// sync computes the ports of changed Services, updates their health check ports and writes the
+// rules of both IP families. Then it deletes the UDP flows to endpoints that were removed. It
+// creates events in goroutines of events. If writing fails, it marks the Services as changed again
+// and returns the error. It may only be called by the goroutine of Run.
 func (p *Proxy) sync(ctx context.Context, events *sync.WaitGroup) error {
 	p.mu.Lock()
 	changed := p.changed
@@ -345,7 +357,7 @@ func (p *Proxy) sync(ctx context.Context, events *sync.WaitGroup) error {
 	return nil
 }
 
-// families returns the IP families whose rules are written: true for IPv6.
+// families returns the IP families whose current rules are written: true for IPv6.
 func (p *Proxy) families() []bool {
 	var out []bool
 	for _, ipv6 := range []bool{false, true} {
@@ -358,12 +370,15 @@ func (p *Proxy) families() []bool {
 
 func isUDP(p *rules.Port) bool { return p.Protocol == "udp" }
 
+// facts returns the last known facts of this node. They are empty until the Node was received.
 func (p *Proxy) facts() nodeFacts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.node
 }
 
+// portsOf returns the ports of the Service key, "namespace/name", as the function portsOf does. It
+// returns nil if the Service does not exist.
 func (p *Proxy) portsOf(key string, here node, ipv6 bool) []*rules.Port {
 	obj, exists, err := p.services.GetIndexer().GetByKey(key)
 	if err != nil || !exists {
@@ -372,6 +387,7 @@ func (p *Proxy) portsOf(key string, here node, ipv6 bool) []*rules.Port {
 	return portsOf(obj.(*corev1.Service), p.slicesOf(key), here, ipv6)
 }
 
+// slicesOf returns the EndpointSlices of the Service key, "namespace/name".
 func (p *Proxy) slicesOf(key string) []*discoveryv1.EndpointSlice {
 	objs, err := p.slices.GetIndexer().ByIndex(byService, key)
 	if err != nil {
@@ -384,7 +400,8 @@ func (p *Proxy) slicesOf(key string) []*discoveryv1.EndpointSlice {
 	return out
 }
 
-// sorted returns all ports in a stable order.
+// sorted returns the ports of all Services in one IP family, ordered by Service, so that equal
+// ports yield equal rules.
 func (p *Proxy) sorted(ipv6 bool) []*rules.Port {
 	keys := make([]string, 0, len(p.ports[ipv6]))
 	for key := range p.ports[ipv6] {

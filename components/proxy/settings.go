@@ -9,6 +9,7 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
+// rulesConfig returns the settings of the rules of one IP family.
 func (p *Proxy) rulesConfig(ipv6 bool, facts nodeFacts) rules.Config {
 	cfg := rules.Config{
 		IPv6: ipv6, Pods: p.podTraffic(ipv6, facts), MasqueradeAll: p.cfg.MasqueradeAll, LocalhostNodePorts: p.localhostNodePorts(),
@@ -20,8 +21,8 @@ func (p *Proxy) rulesConfig(ipv6 bool, facts nodeFacts) rules.Config {
 	return cfg
 }
 
-// nodePortRanges returns the ranges of one IP family on which node ports answer. Empty means all
-// addresses.
+// nodePortRanges returns the ranges of one IP family that contain the addresses on which node ports
+// answer. Nil means all addresses.
 func (p *Proxy) nodePortRanges(ipv6 bool, facts nodeFacts) []netip.Prefix {
 	var out []netip.Prefix
 	for _, r := range p.cfg.NodePortRanges {
@@ -38,9 +39,9 @@ func (p *Proxy) nodePortRanges(ipv6 bool, facts nodeFacts) []netip.Prefix {
 	return out
 }
 
-// podTraffic returns the match for local pod traffic, as DetectLocalMode defines it: by the pod CIDRs
-// of this node or of the cluster, or by network interface. It is empty if no CIDR of the IP family
-// is known.
+// podTraffic returns the match for traffic of this node's pods, as DetectLocalMode defines it: by
+// the pod CIDRs of this node or of the cluster, or by network interface. It is empty if no pod CIDR
+// of the IP family is known.
 func (p *Proxy) podTraffic(ipv6 bool, facts nodeFacts) rules.Source {
 	switch p.cfg.DetectLocalMode {
 	case LocalByNodeCIDR:
@@ -61,8 +62,8 @@ func (p *Proxy) podTraffic(ipv6 bool, facts nodeFacts) rules.Source {
 	return rules.Source{}
 }
 
-// localhostNodePorts reports whether node ports answer on 127.0.0.1. They do not if the configured
-// ranges exclude it.
+// localhostNodePorts reports whether node ports answer on 127.0.0.1: the setting
+// LocalhostNodePorts, unless there are IPv4 ranges for node ports that exclude loopback addresses.
 func (p *Proxy) localhostNodePorts() bool {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 0})
 	some := p.cfg.NodePortsOnPrimary
@@ -75,13 +76,15 @@ func (p *Proxy) localhostNodePorts() bool {
 	return p.cfg.LocalhostNodePorts && !some
 }
 
-// readLiberal reports whether conntrack accepts TCP packets outside the window.
+// readLiberal reports whether the kernel's conntrack accepts TCP packets outside the window
+// (nf_conntrack_tcp_be_liberal).
 func readLiberal() bool {
 	data, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
 	return err == nil && len(data) > 0 && data[0] != '0'
 }
 
-// routeLocalnet enables forwarding of packets from 127.0.0.1 to pods.
+// routeLocalnet sets the kernel parameter route_localnet, so that packets from 127.0.0.1 to a node
+// port can be forwarded to pods. It records the previous value in the journal.
 func (p *Proxy) routeLocalnet() error {
 	const name = "net/ipv4/conf/all/route_localnet"
 	path := "/proc/sys/" + name
@@ -101,7 +104,8 @@ func (p *Proxy) routeLocalnet() error {
 	return nil
 }
 
-// applyConntrackSettings applies the conntrack settings.
+// applyConntrackSettings sets the kernel parameters of conntrack. It requires that the conntrack
+// module is loaded.
 func (p *Proxy) applyConntrackSettings() error {
 	return setConntrackParams(conntrackParams(p.cfg.Conntrack, cpus()), p.cfg.Journal, p.cfg.Log)
 }

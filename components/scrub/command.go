@@ -25,7 +25,8 @@ func NewCommand() *cobra.Command {
 	}
 }
 
-// removeEntry deletes one entry. os.Root prevents symlinks from leading out of the directory.
+// removeEntry deletes the entry name of the directory dir, with everything below. It succeeds if
+// either does not exist. os.Root prevents symlinks from leading out of the directory.
 func removeEntry(dir, name string) error {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -38,7 +39,8 @@ func removeEntry(dir, name string) error {
 	return remove(root, name)
 }
 
-// removeAll deletes all entries of a directory but not the directory itself.
+// removeAll deletes all entries of a directory but not the directory itself. It continues after an
+// error, and returns all errors.
 func removeAll(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -61,6 +63,8 @@ func removeAll(dir string) error {
 	return errors.Join(errs...)
 }
 
+// remove deletes the entry name of root, with everything below. Empty names and "." are an error,
+// because they would mean root itself.
 func remove(root *os.Root, name string) error {
 	if name == "" || name == "." {
 		return errors.New("no entry specified")

@@ -12,7 +12,7 @@ import (
 // definition share one collection, in which each object has the version in which it was stored.
 // StoredAs converts between versions.
 type Custom struct {
-	// State identifies a state of the definition, for ETags.
+	// State changes whenever the definition changes. It is a part of the ETags of OpenAPI documents.
 	State string
 	// Terminating is set while the definition is being deleted. Objects cannot be created then, and
 	// discovery only lists the verbs that are needed to delete objects.
@@ -20,7 +20,8 @@ type Custom struct {
 	// NotEstablished is set until the Established condition of the definition has been written. Until then,
 	// discovery does not list the resource.
 	NotEstablished bool
-	// Deprecation is the warning for each request, or empty if the version is not deprecated.
+	// Deprecation is the warning in the response to each request for this version, or empty if the
+	// version is not deprecated.
 	Deprecation string
 
 	// Coerce applies to a decoded object what decoding to a Go type does for built-in kinds: it
@@ -30,7 +31,8 @@ type Custom struct {
 	// Load applies Coerce and Default to an object that was read from etcd, in any version. It
 	// repairs objects that were written before validation was introduced.
 	Load func(obj Object) error
-	// Convert returns a new object in another version of the definition. It does not modify obj.
+	// Convert returns a copy of obj, converted to another version of the definition and without the
+	// fields that this version does not have. It does not modify obj.
 	Convert func(obj Object, version string) (Object, error)
 	// ConvertLossless is like Convert, but keeps fields that the version does not have.
 	ConvertLossless func(obj Object, version string) (Object, error)
@@ -40,11 +42,14 @@ type Custom struct {
 	// Remote is set if a webhook converts objects, so that results should be cached.
 	Remote bool
 
-	// Equivalents returns the mapper with which admission finds the other versions.
+	// Equivalents returns the mapper from a resource to the other versions of its definition.
+	// Admission webhooks and policies with matchPolicy Equivalent use it.
 	Equivalents func() runtime.EquivalentResourceMapper
-	// Types returns the type converter for server-side apply.
+	// Types returns the type converter with which server-side apply merges objects according to
+	// their schema.
 	Types func() (managedfields.TypeConverter, error)
-	// Models returns the OpenAPI schemas for OpenAPI v2 or v3.
+	// Models returns the schemas that the server publishes in its OpenAPI v3 document or, if v3 is
+	// false, in its OpenAPI v2 document.
 	Models func(v3 bool) (*Models, error)
 }
 

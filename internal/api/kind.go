@@ -14,15 +14,18 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// AllVerbs are the verbs that most resources support.
+// AllVerbs are the verbs of a resource that supports all operations. Kind.Resource uses them for
+// kinds that specify none.
 var AllVerbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
 
-// Kind describes a built-in kind whose published Go type is T, a pointer such as *corev1.ConfigMap.
-// All functions except New and NewList may be nil. The comments of Resource and Update describe the
-// fields.
+// Kind is the definition of a built-in kind, whose published Go type is T, a pointer such as
+// *corev1.ConfigMap. The packages of the API groups declare one for each kind; its method Resource
+// converts it to the form that the API server uses. All functions except New and NewList may be
+// nil. Fields without a comment are those of Resource with the same name, but with T instead of
+// Object.
 //
-// Size: one field for each property of a kind that differs between kinds. Definitions of kinds are tables
-// that set a few of them.
+// Size: one field for each property of a kind that differs between kinds. Definitions of kinds are
+// tables that set a few of them.
 type Kind[T Object] struct {
 	Names
 	Group, Version string
@@ -80,16 +83,16 @@ type Kind[T Object] struct {
 	// Fields returns field selector fields in addition to metadata.name and metadata.namespace.
 	Fields     func(obj T) fields.Set
 	FieldNames []string
-	// NoField is described in Resource.
+	// NoField is the format of the error for other field labels, as in Resource.
 	NoField string
 	// Direct contains individual Fields that are often used in selectors.
 	Direct map[string]KindDirect[T]
 	// Columns defaults to Name and Age.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj T) []any
-	// RowOrder may be nil.
+	// RowOrder sorts table rows. If it is nil, rows have the order of the list.
 	RowOrder func(a, b T) int
-	// RowConditions may be nil and may return nil.
+	// RowConditions returns the conditions of a table row, or nil if the row has none.
 	RowConditions func(obj T) []metav1.TableRowCondition
 	// StoredAs is only set for kinds that are served in two groups or versions.
 	StoredAs *StoredAs
@@ -98,21 +101,23 @@ type Kind[T Object] struct {
 	Review     bool
 }
 
-// KindDirect is Direct with a static type.
+// KindDirect is Direct for objects of the type T. It makes one of Kind's Fields readable alone,
+// because selectors use that field often.
 type KindDirect[T Object] struct {
 	Of      func(obj T) string
 	Path    []int
 	Indexed bool
 }
 
-// KindUpdate is Update with a static type.
+// KindUpdate is Update for objects of the type T: it describes how requests update the object
+// itself or one of its subresources.
 type KindUpdate[T Object] struct {
 	// Verbs defaults to get, patch and update.
 	Verbs       []string
 	Prepare     func(ctx context.Context, obj, old T)
 	Validate    func(ctx context.Context, obj, old T) field.ErrorList
 	ResetFields [][]string
-	// Warnings is described in Update.
+	// Warnings returns warnings for an update of a subresource, as in Update.
 	Warnings func(ctx context.Context, obj, old T) []string
 	// AsNew also validates the metadata like that of a new object. NewFirst reports these errors
 	// before those of immutable metadata.
@@ -120,20 +125,23 @@ type KindUpdate[T Object] struct {
 	// Changes validates immutable fields; its errors are reported before those of AsNew. Validate
 	// does the rest.
 	Changes func(ctx context.Context, obj, old T) field.ErrorList
-	// AnyFinalizers is described in Kind.
+	// AnyFinalizers allows finalizers without a domain in this update, as Kind.AnyFinalizers does in
+	// all requests.
 	AnyFinalizers bool
-	// ApplyCreates is described in Update.
+	// ApplyCreates allows server-side apply to a subresource to create the object, as in Update.
 	ApplyCreates bool
 }
 
-// KindScale is Scale with a static type.
+// KindScale is Scale for objects of the type T: it maps an object to its "scale" subresource.
 type KindScale[T Object] struct {
 	SpecReplicasPath []string
 	Get              func(obj T) (spec, status int32, selector string)
 	Set              func(obj T, replicas int32)
 }
 
-// Resource converts k to a Resource, which has no static type. T must be a pointer type.
+// Resource converts k to a Resource, whose functions take an Object instead of a T. It sets the
+// defaults of fields that k omits. The functions of the result panic for objects of another type
+// than T.
 func (k Kind[T]) Resource() *Resource {
 	if k.ListKind == "" {
 		k.ListKind = k.Kind + "List"
@@ -267,6 +275,8 @@ func (k Kind[T]) Resource() *Resource {
 	return r
 }
 
+// erase converts u to an Update, whose functions take an Object instead of a T. The validation of
+// the Update also validates the metadata, according to the settings of k.
 func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields, ApplyCreates: u.ApplyCreates}
 	if u.Warnings != nil {
@@ -310,7 +320,8 @@ func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 	return out
 }
 
-// validateMeta validates the metadata of a new object.
+// validateMeta validates the metadata of a new object with the name rules of the kind. The
+// finalizers must be standard ones or have a domain, unless k allows any.
 func (k *Kind[T]) validateMeta(obj Object) field.ErrorList {
 	name := k.ValidateName
 	if k.NameOf != nil {
@@ -330,7 +341,8 @@ func (k *Kind[T]) validateMeta(obj Object) field.ErrorList {
 	return errs
 }
 
-// clientErrors returns errors in the form and order in which clients see them.
+// clientErrors returns validation errors in the form and order in which upstream reports them to
+// clients: without duplicates, declarative errors last, and values formatted with Go field names.
 func (k *Kind[T]) clientErrors(errs field.ErrorList) field.ErrorList {
 	if !k.ReportDuplicates {
 		errs = validate.Distinct(errs)

@@ -18,8 +18,8 @@ func validateMeta(obj metav1.Object, scope Scope, name func(string, bool) []stri
 	return clearDeclarative(validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata")))
 }
 
-// validatePlainMeta validates the metadata that all objects have. Names only need to be valid path
-// segments.
+// validatePlainMeta validates metadata without the rules of the kind: names only need to be valid
+// path segments. It is used for every update, and for new objects of kinds with PlainMeta.
 func validatePlainMeta(obj metav1.Object, scope Scope) field.ErrorList {
 	return clearDeclarative(validation.ValidateObjectMetaAccessor(obj, bool(scope), path.ValidatePathSegmentName, field.NewPath("metadata")))
 }
@@ -28,8 +28,9 @@ func validateMetaUpdate(obj, old metav1.Object) field.ErrorList {
 	return clearDeclarative(validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")))
 }
 
-// clearDeclarative clears the CoveredByDeclarative mark of errors, which would move them to the end of the
-// list. The kinds in this server have no declarative validation of metadata.
+// clearDeclarative clears the CoveredByDeclarative mark of errors, because validate.DeclaredLast
+// would move marked errors to the end of the list. The kinds in this server have no declarative
+// validation of metadata.
 func clearDeclarative(errs field.ErrorList) field.ErrorList {
 	for _, e := range errs {
 		e.CoveredByDeclarative = false

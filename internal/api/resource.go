@@ -24,7 +24,7 @@ type Object interface {
 	metav1.Object
 }
 
-// Scope specifies whether objects of a resource are namespaced.
+// Scope specifies whether objects of a resource are in a namespace (Namespaced) or not (Cluster).
 type Scope bool
 
 // The two scopes.
@@ -33,7 +33,7 @@ const (
 	Namespaced Scope = true
 )
 
-// Names are the names of a resource.
+// Names are the names of a resource with which clients select it in discovery, paths and kubectl.
 type Names struct {
 	// Kind is the kind, e.g. "ConfigMap".
 	Kind string
@@ -131,7 +131,7 @@ type Resource struct {
 	// NoField is the format of the error for other field labels, with %q or %s for the label. Empty
 	// means the default message.
 	NoField string
-	// Columns and Row define the table representation. Row returns a cell for each column.
+	// Columns and Row define the table that kubectl get prints. Row returns a cell for each column.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj Object) []any
 	// RowOrder compares objects to sort table rows. If it is nil, rows have the order of the list.
@@ -185,8 +185,7 @@ type Update struct {
 	ApplyCreates bool
 }
 
-// Scale maps an object to the autoscaling/v1 Scale of its "scale"
-// subresource.
+// Scale maps an object to the autoscaling/v1 Scale of its "scale" subresource.
 type Scale struct {
 	// SpecReplicasPath is the field path of the desired replicas, e.g. {"spec", "replicas"}.
 	// Managed fields of the scale subresource are mapped to it.
@@ -224,7 +223,8 @@ func (r *Resource) GroupResource() schema.GroupResource {
 	return schema.GroupResource{Group: r.Group, Resource: r.Plural}
 }
 
-// Key returns the key of an object below StoragePath: "namespace/name" or "name".
+// Key returns the key of an object in etcd below StoragePath: "namespace/name", or "name" if the
+// resource is not namespaced.
 func (r *Resource) Key(namespace, name string) string {
 	if r.Scope == Namespaced {
 		return namespace + "/" + name
@@ -232,7 +232,8 @@ func (r *Resource) Key(namespace, name string) string {
 	return name
 }
 
-// Direct is a string field that is often used in selectors.
+// Direct reads a single selectable string field, so that a selector with this field does not need
+// all Fields of each object. The stored, encoded object can be checked as well.
 type Direct struct {
 	// Of returns the value of the field.
 	Of func(obj Object) string

@@ -69,7 +69,8 @@ func printCounts(findings []finding) {
 	}
 }
 
-// run checks the files that git tracks below paths, or all of them if there are no paths.
+// run checks the files that git tracks below paths, relative to root, or all of them if paths is
+// empty. It skips binary files and data of other projects.
 func run(root string, paths []string) ([]finding, error) {
 	page, err := os.ReadFile(filepath.Join(root, glossary))
 	if err != nil {
@@ -109,7 +110,8 @@ func run(root string, paths []string) ([]finding, error) {
 	return findings, nil
 }
 
-// skipped reports whether a file is data that the project does not write itself.
+// skipped reports whether a file is not checked: text of other projects, test data, or the files of
+// this program, which contain the banned phrases.
 func skipped(name string) bool {
 	switch filepath.Base(name) {
 	case "go.mod", "go.sum", "LICENSE":
@@ -119,9 +121,9 @@ func skipped(name string) bool {
 	return strings.Contains(name, "/testdata/") || strings.HasPrefix(name, "scripts/glossary/")
 }
 
-// terms are the tables of the glossary.
+// terms are the phrases from the tables of the glossary.
 type terms struct {
-	banned  *regexp.Regexp // one group for each phrase
+	banned  *regexp.Regexp // matches any banned phrase, with one group for each
 	writes  []string       // what to write instead, one for each group of banned
 	allowed []string
 }
@@ -164,7 +166,8 @@ func parse(page []byte) (*terms, error) {
 	return t, err
 }
 
-// checkText checks text that starts at the given line of a file.
+// checkText returns the banned phrases in text, which starts at the given line of a file. Allowed
+// uses do not count.
 func (t *terms) checkText(file string, line int, text string) []finding {
 	for _, a := range t.allowed {
 		text = strings.ReplaceAll(text, a, strings.Repeat("_", len(a)))

@@ -95,7 +95,8 @@ func (b bom) write(file string) error {
 	})
 }
 
-// document returns the document. Its namespace contains the checksum of the program, so it is unique.
+// document returns the SPDX document. Its namespace contains the checksum of the program, so it is
+// unique.
 func (b bom) document() (*spdxDocument, error) {
 	sum256, err := sha256File(b.binary)
 	if err != nil {
@@ -152,7 +153,8 @@ var debianLicenses = []struct{ prefix, license string }{
 	{"libgcc-", "GPL-3.0-or-later WITH GCC-exception-3.1"},
 }
 
-// license returns the SPDX expression of the licenses of a component. It is NOASSERTION if one of them is unknown.
+// license returns the SPDX expression of all licenses of a component, such as "BSD-3-Clause AND
+// MIT". It is NOASSERTION if one of them is unknown.
 func (c component) license() (string, error) {
 	if strings.HasPrefix(c.purl, "pkg:deb/") {
 		for _, known := range debianLicenses {
@@ -187,7 +189,8 @@ func (c component) license() (string, error) {
 
 var blank = regexp.MustCompile(`[\s*#/]+`)
 
-// identify returns the SPDX identifiers of the licenses that a text contains.
+// identify returns the SPDX identifiers of the known licenses that a license file contains. It
+// returns nil if it recognizes none.
 func identify(text string) []string {
 	text = strings.ToLower(blank.ReplaceAllString(text, " "))
 	var ids []string

@@ -40,7 +40,7 @@ func (c component) directory() string { return c.name + "@" + c.version }
 // runtimeTags are the build tags of the container runtime in scripts/build-runtime.
 const runtimeTags = "seccomp,netgo,osusergo,grpcnotrace"
 
-// goPackage is the part of the output of go list that is used.
+// goPackage is a package in the output of `go list -json`. Only the fields that are used exist.
 type goPackage struct {
 	Dir      string
 	Standard bool
@@ -50,8 +50,9 @@ type goPackage struct {
 	}
 }
 
-// listModules returns the modules of which the programs of a target contain packages, and the Go standard library.
-// It fails if the build information of the programs names other modules.
+// listModules returns the Go modules that the programs of a target contain, and the standard
+// library, with their licenses. It returns an error if the build information of a program names
+// other modules than the source does, so the program is out of date.
 func listModules(ctx context.Context, t target) ([]component, error) {
 	found := map[string]component{}
 	for _, program := range []struct {
@@ -104,7 +105,8 @@ func listModules(ctx context.Context, t target) ([]component, error) {
 	return all, nil
 }
 
-// goList returns the packages of a program.
+// goList returns all packages that a program contains. args are the package and build flags of the
+// program, and cgo is the value of CGO_ENABLED.
 func goList(ctx context.Context, arch, cgo string, args []string) ([]goPackage, error) {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-deps", "-json=Dir,Standard,Module"}, args...)...)
 	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED="+cgo)
@@ -125,7 +127,8 @@ func goList(ctx context.Context, arch, cgo string, args []string) ([]goPackage, 
 	}
 }
 
-// modulesOf returns the modules of packages by path and version, without the main module.
+// modulesOf returns the modules of packages, without the main module, keyed by "path@version".
+// Their licenses are those of the packages.
 func modulesOf(packages []goPackage) (map[string]component, error) {
 	found := map[string]component{}
 	for _, p := range packages {
@@ -150,8 +153,8 @@ func modulesOf(packages []goPackage) (map[string]component, error) {
 // licenseName matches the names of files with licenses and notices.
 var licenseName = regexp.MustCompile(`(?i)^(licen[cs]e|copying|copyright|notice|patents|unlicense)([-_.].*)?$`)
 
-// licensesOf returns the files with licenses in the directory of a package and in its parent directories up
-// to root, the directory of the module.
+// licensesOf returns the license and notice files in dir, the directory of a package, and in its
+// parent directories up to root, the directory of the module.
 func licensesOf(root, dir string) ([]licenseText, error) {
 	var texts []licenseText
 	for {
@@ -177,7 +180,8 @@ func licensesOf(root, dir string) ([]licenseText, error) {
 	}
 }
 
-// standardLibrary returns the Go standard library as a component.
+// standardLibrary returns the Go standard library of this machine as a component. version is the Go
+// version with which the programs were built.
 func standardLibrary(ctx context.Context, version string) (component, error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
 	if err != nil {
@@ -192,7 +196,9 @@ func standardLibrary(ctx context.Context, version string) (component, error) {
 	return component{name: "std", version: version, purl: "pkg:golang/std@" + version, licenses: texts}, nil
 }
 
-// staticLibraries returns the C libraries that the container runtime contains. They belong to Debian packages.
+// staticLibraries returns the C libraries that are linked statically into the container runtime, as
+// found by its C compiler. They belong to Debian packages, of which it returns name, version and
+// license.
 func staticLibraries(ctx context.Context, compiler string) ([]component, error) {
 	var all []component
 	for _, library := range []string{"libseccomp.a", "libc.a", "libgcc.a"} {

@@ -16,7 +16,8 @@ import (
 	"strings"
 )
 
-// lockFile lists the Debian packages of the image with their versions and checksums.
+// lockFile is the path of the lock file. It lists the Debian packages of the image with their
+// versions and checksums.
 const lockFile = "scripts/release/image-packages.txt"
 
 // debianPackages are the packages of the image by architecture: iptables with its libraries, and CA certificates.
@@ -35,13 +36,15 @@ const archAll = "all"
 // lockedPackage is a line of the lock file.
 type lockedPackage struct{ arch, name, version, sum string }
 
-// debianBase is the part of the image that comes from Debian packages.
+// debianBase is the part of the image that comes from Debian packages: the files and, for the bill
+// of materials, the packages.
 type debianBase struct {
 	tree       tree
 	components []component
 }
 
-// debianTree downloads the locked packages of an architecture to dir and returns their files.
+// debianTree downloads the packages in the lock file for an architecture to dir, and returns their
+// files and the packages. It returns an error if a package has another checksum.
 func debianTree(ctx context.Context, arch, dir string) (debianBase, error) {
 	locked, err := readLock(lockFile)
 	if err != nil {
@@ -118,7 +121,8 @@ func unpack(files tree, archive io.Reader) error {
 	}
 }
 
-// needed reports whether the image contains a file.
+// needed reports whether the image contains the file name of a Debian package. Manual pages,
+// translations and documentation are left out, except for copyright files.
 func needed(name string) bool {
 	for _, unneeded := range []string{"usr/share/man/", "usr/share/locale/", "usr/share/lintian/", "usr/share/bug/", "usr/share/doc-base/", "etc/ca-certificates/"} {
 		if strings.HasPrefix(name, unneeded) {
@@ -130,7 +134,8 @@ func needed(name string) bool {
 
 const certificates = "usr/share/ca-certificates/"
 
-// configure makes the changes to the files that the installation scripts of the packages make.
+// configure changes the files as the installation scripts of the packages would: it adds links, the
+// bundle of CA certificates, users and empty directories.
 func configure(files tree) {
 	for _, name := range merged {
 		files[name] = entry{link: "usr/" + name}
@@ -162,7 +167,9 @@ func configure(files tree) {
 	}
 }
 
-// download downloads a package to dir, unless it is there, and returns its path.
+// download downloads a package to dir, unless it is there, and returns the path of the file. name
+// is that of a package for apt-get, optionally with its architecture and version. dir must contain
+// no other package.
 func download(ctx context.Context, dir, name string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("creating a directory: %w", err)
@@ -226,7 +233,7 @@ func writeLock(ctx context.Context, file string) error {
 	})
 }
 
-// newest downloads the newest version of a package.
+// newest downloads the newest version of a package to dir and returns the line for the lock file.
 func newest(ctx context.Context, dir, arch, name string) (lockedPackage, error) {
 	p := lockedPackage{arch: arch, name: name}
 	deb, err := download(ctx, dir, qualified(name, arch))
@@ -242,7 +249,7 @@ func newest(ctx context.Context, dir, arch, name string) (lockedPackage, error) 
 	return p, err
 }
 
-// qualified returns the name of a package for apt-get.
+// qualified returns the name of a package with its architecture, in the format of apt-get.
 func qualified(name, arch string) string {
 	if arch == archAll {
 		return name

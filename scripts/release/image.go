@@ -36,8 +36,9 @@ func (b blob) descriptor(mediaType types.MediaType) v1.Descriptor {
 	return v1.Descriptor{MediaType: mediaType, Size: int64(len(b.data)), Digest: b.digest}
 }
 
-// writeImage writes an image with two layers: the files of base, and the program with its licenses. The archive is
-// an OCI image layout, and has the manifest that `docker load` reads.
+// writeImage writes a container image with two layers to file: the files of base, and the program
+// with its licenses from installed. The archive is an OCI image layout, and also has the manifest
+// that `docker load` reads.
 func (c config) writeImage(file string, t target, base, installed tree) error {
 	program := tree{
 		"usr/local/bin/kubectl": {link: "/usr/bin/hyperkube"},
@@ -115,7 +116,8 @@ func (c config) writeImage(file string, t target, base, installed tree) error {
 	})
 }
 
-// writeLayout writes a tar archive with the blobs and the documents, which it encodes as JSON.
+// writeLayout writes a tar archive with the blobs, and the documents, which are keyed by file name
+// and encoded as JSON.
 func (c config) writeLayout(file string, blobs []blob, documents map[string]any) error {
 	files := tree{}
 	for _, b := range blobs {

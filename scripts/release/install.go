@@ -23,7 +23,9 @@ var completions = map[string]string{
 	"fish": "share/fish/vendor_completions.d/hyperkube.fish",
 }
 
-// installTree returns the files to install, with paths below a prefix such as /usr.
+// installTree returns the files that the archive and the packages install, with paths below a
+// prefix such as /usr: the program, the systemd unit, shell completions, manual pages, and the
+// licenses of the components.
 func (c config) installTree(ctx context.Context, t target, components []component) (tree, error) {
 	files := tree{
 		"bin/hyperkube": {source: t.program, executable: true},

@@ -69,6 +69,8 @@ func main() {
 	}
 }
 
+// run makes a release of the targets in args. The environment variable SOURCE_DATE_EPOCH is the
+// time of all files.
 func run(ctx context.Context, c config, args []string) error {
 	epoch, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64)
 	if err != nil {
@@ -115,12 +117,13 @@ func parseTargets(args []string) ([]target, error) {
 	return targets, nil
 }
 
-// name returns the name of a file of the release.
+// name returns the name of a release file of the target: program, version and architecture,
+// followed by suffix.
 func (c config) name(t target, suffix string) string {
 	return fmt.Sprintf("hyperkube-%s-linux-%s%s", c.version, t.arch, suffix)
 }
 
-// release makes the files of one architecture.
+// release makes all files of one architecture: archive, packages, image and bills of materials.
 func (c config) release(ctx context.Context, t target) error {
 	modules, err := listModules(ctx, t)
 	if err != nil {

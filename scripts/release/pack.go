@@ -50,7 +50,7 @@ kubelet, container runtime, service proxy, cluster DNS and kubectl.
 The service hyperkube.service runs a cluster on this machine. It is disabled
 after the installation.`
 
-// pack creates a package in the format deb or rpm.
+// pack creates a package with nfpm, in the format "deb" or "rpm". files has paths below /usr.
 func (c config) pack(ctx context.Context, t target, format string, files tree) error {
 	root := filepath.Join(c.work, format+"-"+t.arch)
 	installed := files.moved("usr")

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// entry is a file, a symbolic link, or a directory.
+// entry is a file, a symbolic link, or a directory of a tree.
 type entry struct {
 	executable bool
 	source     string // file with the content; if it is empty, data is the content
@@ -26,13 +26,13 @@ type entry struct {
 	directory  int64  // mode of a directory; 0 for others. Parents of files need no entry.
 }
 
-// tree maps the paths of files, without a leading slash, to their content.
+// tree maps paths without a leading slash to files, links and directories.
 type tree map[string]entry
 
 // paths returns the sorted paths.
 func (t tree) paths() []string { return slices.Sorted(maps.Keys(t)) }
 
-// moved returns the tree with its files below dir.
+// moved returns a copy of the tree in which all paths are below dir.
 func (t tree) moved(dir string) tree {
 	out := tree{}
 	for name, e := range t {
@@ -41,7 +41,7 @@ func (t tree) moved(dir string) tree {
 	return out
 }
 
-// open returns the content of a file and its size.
+// open returns the content of a file and its size. The caller must close the content.
 func (e entry) open() (io.ReadCloser, int64, error) {
 	if e.source == "" {
 		return io.NopCloser(bytes.NewReader(e.data)), int64(len(e.data)), nil
@@ -65,7 +65,8 @@ func (e entry) mode() int64 {
 	return 0o644
 }
 
-// writeTar writes the tree and all parent directories in sorted order, owned by root, with the time mtime.
+// writeTar writes the tree and all parent directories as a tar archive in sorted order, owned by
+// root, with the time mtime.
 func (t tree) writeTar(w io.Writer, mtime time.Time) error {
 	out := tar.NewWriter(w)
 	written := map[string]bool{".": true}
@@ -124,7 +125,8 @@ func writeTarEntry(out *tar.Writer, name string, e entry, mtime time.Time) error
 	return err
 }
 
-// writeArchive writes the tree as a compressed archive with one top directory.
+// writeArchive writes the tree to file as a compressed tar archive with one directory, top, at its
+// root.
 func writeArchive(file, top string, t tree, mtime time.Time) error {
 	return create(file, func(w io.Writer) error {
 		zip := gzip.NewWriter(w) // without name and time
@@ -135,7 +137,7 @@ func writeArchive(file, top string, t tree, mtime time.Time) error {
 	})
 }
 
-// create writes a file with the content that write writes.
+// create writes file with the content that write writes, and creates its directory.
 func create(file string, write func(io.Writer) error) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("creating %s: %w", file, err)

@@ -67,7 +67,8 @@ func main() {
 	}
 }
 
-// run checks the packages in root and below, except those in skip.
+// run checks the packages in the directory root of module and below, except those in skip, and
+// returns the findings by file and line.
 func run(module fs.FS, root string, skip []string) ([]finding, error) {
 	packages := map[string]map[string]*size{} // by directory and type name
 	err := fs.WalkDir(module, root, func(file string, d fs.DirEntry, err error) error {
@@ -110,7 +111,8 @@ func run(module fs.FS, root string, skip []string) ([]finding, error) {
 	return findings, nil
 }
 
-// matches reports whether a directory is one of the list, or below one that ends with "/...".
+// matches reports whether the directory dir is in list. An entry that ends with "/..." includes the
+// directories below.
 func matches(dir string, list []string) bool {
 	return slices.ContainsFunc(list, func(entry string) bool {
 		parent, below := strings.CutSuffix(entry, "/...")
@@ -118,7 +120,7 @@ func matches(dir string, list []string) bool {
 	})
 }
 
-// size is the size of a type.
+// size is what a type declaration and its methods contribute to the check.
 type size struct {
 	methods, fields int
 	file            string // where it is declared; empty until the declaration was found
@@ -127,7 +129,8 @@ type size struct {
 	reason string
 }
 
-// problem returns what is wrong with the type, or an empty string.
+// problem returns the text of a finding, or an empty string: the type is too large without a
+// reason, or gives a reason although it is small.
 func (s *size) problem(name string) string {
 	var over []string
 	if s.methods > maxMethods {
@@ -145,7 +148,8 @@ func (s *size) problem(name string) string {
 	return ""
 }
 
-// measure adds the types and methods of one file.
+// measure adds the types and methods of one Go file to types, keyed by type name. Methods may be in
+// another file than their type.
 func measure(types map[string]*size, file string, source []byte) error {
 	set := token.NewFileSet()
 	parsed, err := parser.ParseFile(set, filepath.FromSlash(file), source, parser.ParseComments|parser.SkipObjectResolution)

@@ -24,18 +24,19 @@ const (
 	chainIn     = chainPrefix + "IN"
 )
 
-// chain returns the chain of this package with a name.
+// chain returns the chain name in the table of this package.
 func chain(name string) packetfilter.Chain {
 	return packetfilter.Chain{Table: packetfilter.Mangle, Name: name}
 }
 
-// chainOf returns the name of a chain: a hash of parts, because the length of names is limited.
+// chainOf returns the name of the chain for what parts identify, such as a pod or policy: a hash,
+// because the length of names is limited.
 func chainOf(parts ...any) string {
 	sum := sha256.Sum256([]byte(fmt.Sprintln(parts...)))
 	return chainPrefix + base32.StdEncoding.EncodeToString(sum[:])[:16]
 }
 
-// builder builds the rules of one IP family.
+// builder builds the chains of one IP family from a State.
 type builder struct {
 	*State
 	is6    bool
@@ -71,11 +72,12 @@ func build(s *State, bridge string, is6 bool) packetfilter.Chains {
 	return b.chains
 }
 
-// set sets the rules of a chain.
+// set sets the rules of the chain name.
 func (b *builder) set(name string, rules ...packetfilter.Rule) { b.chains[chain(name)] = rules }
 
-// pod builds the chain of a pod for one direction, and the chains of the policies that select it.
-// It returns "" if no policy isolates the pod.
+// pod builds the chain of a pod, whose address is ip, for one direction, and the chains of the
+// policies that select the pod. It returns the name of the pod's chain, or "" if no policy isolates
+// the pod in this direction.
 func (b *builder) pod(pod *Pod, ip netip.Addr, ingress bool) string {
 	var rules []packetfilter.Rule
 	for _, policy := range b.Policies {
@@ -98,8 +100,8 @@ func (b *builder) pod(pod *Pod, ip netip.Addr, ingress bool) string {
 	return name
 }
 
-// allowTarget returns the target of packets that are allowed in a direction. Allowed egress packets
-// continue with the ingress chain.
+// allowTarget returns the target of packets that a policy allows in one direction: allowed ingress
+// packets are accepted, and allowed egress packets continue with the ingress chain.
 func allowTarget(ingress bool) string {
 	if ingress {
 		return packetfilter.Accept
@@ -127,8 +129,8 @@ func (b *builder) policy(p *networkingv1.NetworkPolicy, ingress bool) string {
 	return name
 }
 
-// clause builds the rules of one ingress or egress rule of a policy: one rule for each port, which
-// jumps to a separate chain of the peers.
+// clause builds the rules of the i-th ingress or egress rule of the policy p: one rule for each
+// port, which jumps to a separate chain of the peers. It returns none if the rule allows nothing.
 func (b *builder) clause(p *networkingv1.NetworkPolicy, i int, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort, ingress bool) []packetfilter.Rule {
 	target := allowTarget(ingress)
 	if len(peers) > 0 {
@@ -164,7 +166,8 @@ func (b *builder) clause(p *networkingv1.NetworkPolicy, i int, peers []networkin
 	return rules
 }
 
-// named builds the rules of a named port. Its number is defined by the destination pod.
+// named builds the rules for a port that a policy refers to by name. Its number is defined by each
+// destination pod, so there is one rule for each of them. target is where allowed packets continue.
 func (b *builder) named(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer, name string, protocol corev1.Protocol, ingress bool, target string) []packetfilter.Rule {
 	var to []*Pod
 	switch {
@@ -198,7 +201,8 @@ func (b *builder) named(p *networkingv1.NetworkPolicy, peers []networkingv1.Netw
 	return rules
 }
 
-// blockPods returns the pods with addresses in an IP block. block may be nil.
+// blockPods returns the pods whose address is in an IP block and not in its exceptions. block may
+// be nil.
 func (b *builder) blockPods(block *networkingv1.IPBlock) []*Pod {
 	if block == nil {
 		return nil
@@ -217,7 +221,8 @@ func (b *builder) blockPods(block *networkingv1.IPBlock) []*Pod {
 	return out
 }
 
-// peers builds the rules that match the source or destination of packets.
+// peers builds the rules of the i-th ingress or egress rule of the policy p that match the peers:
+// as the source of ingress packets or the destination of egress packets.
 func (b *builder) peers(p *networkingv1.NetworkPolicy, i int, peers []networkingv1.NetworkPolicyPeer, ingress bool) []packetfilter.Rule {
 	match := func(prefix netip.Prefix, target string) packetfilter.Rule {
 		if ingress {
@@ -261,5 +266,5 @@ func (b *builder) peers(p *networkingv1.NetworkPolicy, i int, peers []networking
 	return rules
 }
 
-// protocolName returns the name of a protocol in rules.
+// protocolName returns the name of a protocol in packet filter rules, such as "tcp".
 func protocolName(p corev1.Protocol) string { return strings.ToLower(string(p)) }

@@ -14,20 +14,22 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// syncTimeout is how long a pod start waits for the policy informers to sync. Pods must be able to
-// start without the API server.
+// syncTimeout is how long the start of a pod waits for the policy informers to sync. Then the pod
+// starts without policies, because pods must be able to start without the API server.
 const syncTimeout = 5 * time.Second
 
-// expectation is a pod of this node with addresses that are not in the API yet.
+// expectation is a pod of this node that is starting, with addresses that the API server does not
+// have yet.
 type expectation struct {
 	pod *corev1.Pod
 	ips []netip.Addr // sorted by netip.Addr.Compare
 }
 
-// Expect returns when the rules of a local pod are in force for its addresses, or immediately if no
-// policy selects the pod. It does not modify pod. Without Expect, processes of the pod would be
-// unrestricted until the API server reports its addresses, and connections opened in that time
-// would stay open. Call Forget when all processes of the pod have terminated.
+// Expect returns when the policy rules of a local pod are in force for its addresses ips, or
+// immediately if no policy selects the pod. The container runtime calls it before it starts the
+// pod's processes. Otherwise the processes would be unrestricted until the API server reports the
+// addresses, and connections opened in that time would stay open. Expect does not modify pod. Call
+// Forget when all processes of the pod have terminated.
 func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) error {
 	if pod.Spec.HostNetwork {
 		return nil
@@ -43,7 +45,7 @@ func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) er
 	defer cancel()
 	if !cache.WaitFor(known, "", e.synced) {
 		if ctx.Err() == nil {
-			e.cfg.Log.Warn("pod starts without network policies because they have not been synced", "pod", pod.Namespace+"/"+pod.Name)
+			e.cfg.Log.Warn("network policies have not been synced, pod starts without them until the API server responds", "pod", pod.Namespace+"/"+pod.Name)
 		}
 		return ctx.Err()
 	}
@@ -68,7 +70,7 @@ func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) er
 	return nil
 }
 
-// Forget removes a pod that was passed to Expect.
+// Forget removes a pod that was passed to Expect, because its processes have terminated.
 func (e *Enforcer) Forget(pod types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -83,8 +85,9 @@ func (e *Enforcer) selected(pod *corev1.Pod) bool {
 	})
 }
 
-// withExpected returns the pods of the API, and the pods of this node whose addresses are not in the API
-// yet.
+// withExpected returns known, the pods in the informer's cache, and adds the addresses of starting
+// pods of this node that are not in the API yet. It also forgets expectations that the API has
+// fulfilled.
 func (e *Enforcer) withExpected(known []*corev1.Pod) []*Pod {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -122,7 +125,8 @@ func (x expectation) withAddresses(pod *corev1.Pod) *corev1.Pod {
 	return &out
 }
 
-// recordWritten records that the rules for s have been written.
+// recordWritten records that the rules for the pods of s are in force, and wakes the calls of
+// Expect.
 func (e *Enforcer) recordWritten(s *State) {
 	holding := map[types.UID][]netip.Addr{}
 	for _, p := range s.Pods {

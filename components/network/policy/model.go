@@ -34,7 +34,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Pod contains the fields of a pod that policies depend on.
+// Pod contains the fields of a pod that the policy rules depend on.
 type Pod struct {
 	UID             types.UID
 	Namespace, Name string
@@ -52,8 +52,8 @@ type Port struct {
 	Number   int32
 }
 
-// podOf converts a pod. It returns nil if policies do not apply to it: it uses the host network or
-// has terminated.
+// podOf converts a pod. node is the name of this node. It returns nil if policies do not apply to
+// the pod: it uses the host network, has terminated, or has no address yet.
 func podOf(pod *corev1.Pod, node string) *Pod {
 	if pod.Spec.HostNetwork || podutil.Terminal(pod) {
 		return nil
@@ -104,7 +104,8 @@ func (p *Pod) ip(is6 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// named returns the number of a named port, or 0 if the pod does not have it.
+// named returns the number of the port that the pod's containers define with this name and
+// protocol, or 0 if there is none.
 func (p *Pod) named(name string, protocol corev1.Protocol) uint16 {
 	for _, port := range p.Ports {
 		if port.Name == name && port.Protocol == protocol {
@@ -124,7 +125,7 @@ type State struct {
 	Policies []*networkingv1.NetworkPolicy
 }
 
-// selector converts a label selector. An invalid selector matches nothing.
+// selector converts a label selector of a policy. An invalid selector matches nothing.
 func selector(s *metav1.LabelSelector) labels.Selector {
 	sel, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -133,7 +134,8 @@ func selector(s *metav1.LabelSelector) labels.Selector {
 	return sel
 }
 
-// directions reports for which directions a policy isolates pods.
+// directions reports in which directions a policy isolates the pods that it selects. Without
+// policyTypes, it isolates for egress only if it has egress rules.
 func directions(spec *networkingv1.NetworkPolicySpec) (ingress, egress bool) {
 	if len(spec.PolicyTypes) == 0 {
 		return true, len(spec.Egress) > 0
@@ -141,7 +143,8 @@ func directions(spec *networkingv1.NetworkPolicySpec) (ingress, egress bool) {
 	return slices.Contains(spec.PolicyTypes, networkingv1.PolicyTypeIngress), slices.Contains(spec.PolicyTypes, networkingv1.PolicyTypeEgress)
 }
 
-// peerPods returns the pods that a peer selects. ns is the namespace of the policy.
+// peerPods returns the pods that a peer of a policy selects by labels. ns is the namespace of the
+// policy. It returns none for an IP block.
 func (s *State) peerPods(ns string, peer *networkingv1.NetworkPolicyPeer) []*Pod {
 	if peer.IPBlock != nil {
 		return nil

@@ -30,14 +30,15 @@ type Config struct {
 	NodeName string
 	// Bridge is the name of the pods' bridge.
 	Bridge string
-	// Informers of policies, which the caller starts, and of pods and namespaces, which the
-	// Enforcer creates and starts when the first policy exists.
+	// Informers is the factory of the informers of policies, which the caller starts, and of pods and
+	// namespaces, which the Enforcer starts when the first policy exists.
 	Informers informers.SharedInformerFactory
 	// Log receives warnings. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// Enforcer keeps the iptables rules in sync with policies, pods and namespaces.
+// Enforcer keeps this node's iptables rules in sync with the NetworkPolicies, pods and namespaces
+// of the cluster.
 type Enforcer struct {
 	cfg      Config
 	policies cache.SharedIndexInformer
@@ -56,7 +57,7 @@ type Enforcer struct {
 	written  broadcast.Broadcast
 }
 
-// New validates cfg and registers with the policy informer.
+// New validates cfg and registers with the informer of policies. Run enforces them.
 func New(cfg Config) (*Enforcer, error) {
 	if cfg.NodeName == "" || cfg.Bridge == "" || cfg.Informers == nil {
 		return nil, errors.New("network policies: node name, bridge name and informers are required")
@@ -79,8 +80,9 @@ func New(cfg Config) (*Enforcer, error) {
 	return e, nil
 }
 
-// newWriter returns the writer of the rules of this package. backend is nil except in tests. Package
-// podnet creates HK-POLICY, and records all chains in the journal.
+// newWriter returns the packet filter writer for the rules of this package. backend is nil except
+// in tests. Package podnet creates HK-POLICY, and records all chains of this package in the
+// journal.
 func newWriter(log *slog.Logger, backend packetfilter.Backend) *packetfilter.Writer {
 	return packetfilter.NewWriter(packetfilter.Config{
 		Owner: "network policies", Objects: []packetfilter.Chain{chain(chainPrefix + "*")}, Foreign: []packetfilter.Chain{chain(chainPolicy)},
@@ -115,7 +117,8 @@ const (
 	retryAfter = time.Second
 )
 
-// Run maintains the rules until ctx is cancelled. The rules stay in place afterwards.
+// Run maintains the rules until ctx is canceled. It logs failures and retries, and returns no
+// error. The rules stay in place afterwards.
 func (e *Enforcer) Run(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "", e.synced) {
 		return nil
@@ -145,7 +148,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			watching.Go(func() { e.writer.Run(ctx, suspect) })
 		}
 		if err := e.sync(ctx); err != nil && ctx.Err() == nil {
-			e.cfg.Log.Error("writing network policy rules failed, retrying", "err", err)
+			e.cfg.Log.Error("writing network policy rules failed, latest changes of policies and pods are not enforced, retrying", "retryAfter", retryAfter, "err", err)
 			timer.Reset(retryAfter)
 		}
 		// Changes in this time are written together.
@@ -186,8 +189,8 @@ func (e *Enforcer) uses6(s *State) bool {
 	return slices.ContainsFunc(s.Pods, func(p *Pod) bool { return p.ip(true).IsValid() })
 }
 
-// startInformers starts the informers of pods and namespaces on the first call and waits until they have
-// synced.
+// startInformers starts the informers of pods and namespaces on the first call and waits until they
+// have synced. Nodes of clusters without policies do not need these informers.
 func (e *Enforcer) startInformers(ctx context.Context) error {
 	if e.pods != nil {
 		return nil
@@ -213,7 +216,8 @@ func (e *Enforcer) startInformers(ctx context.Context) error {
 	return nil
 }
 
-// fillState adds pods and namespaces to s in a stable order.
+// fillState adds the pods and namespaces of the cluster to s and sorts pods and policies, so that
+// equal input results in equal rules.
 func (e *Enforcer) fillState(s *State) {
 	s.Namespaces = map[string]labels.Set{}
 	for _, obj := range e.namespaces.GetStore().List() {

@@ -35,10 +35,10 @@ type Config struct {
 	Liberal bool
 }
 
-// defaultMasqueradeMark is upstream's default.
+// defaultMasqueradeMark is upstream's default of the packet mark bit that requests masquerading.
 const defaultMasqueradeMark = 1 << 14
 
-// mark returns the packet mark bit that requests masquerading.
+// mark returns the packet mark bit that requests masquerading: MasqueradeMark or its default.
 func (c Config) mark() uint32 {
 	if c.MasqueradeMark == 0 {
 		return defaultMasqueradeMark
@@ -46,7 +46,8 @@ func (c Config) mark() uint32 {
 	return c.MasqueradeMark
 }
 
-// Source matches traffic by its origin. The zero Source matches nothing.
+// Source matches traffic by its origin: a range of addresses or a network interface. The zero
+// Source matches nothing.
 type Source struct {
 	from packetfilter.Addresses
 	link packetfilter.Link
@@ -59,18 +60,20 @@ func FromRange(r netip.Prefix) Source { return Source{from: packetfilter.In(r)} 
 // all interfaces with that prefix.
 func FromInterface(name string) Source { return Source{link: packetfilter.Link{Name: name}} }
 
-// match adds the source to a rule, or with not all other sources.
+// match returns r, restricted to packets from the source, or, if not is true, from all other
+// sources.
 func (s Source) match(r packetfilter.Rule, not bool) packetfilter.Rule {
 	r.Src, r.In = s.from, s.link
 	r.Src.Not, r.In.Not = not && s.from.Range.IsValid(), not && s.link.Name != ""
 	return r
 }
 
-// Build returns the rules for ports.
+// Build returns the iptables chains of all ports, and the jumps to them, for one IP family. A
+// caller that builds repeatedly uses a Builder.
 func Build(cfg Config, ports []*Port) packetfilter.Ruleset { return new(Builder).Build(cfg, ports) }
 
-// Builder builds rules repeatedly and keeps those of ports that were passed before. The zero Builder
-// is ready to use. It is not safe for concurrent use.
+// Builder builds rules repeatedly. It caches the rules of each port, so that a call costs little if
+// few ports have changed. The zero Builder is ready to use. It is not safe for concurrent use.
 type Builder struct {
 	cfg   Config
 	built map[*Port]*built
@@ -79,7 +82,7 @@ type Builder struct {
 	chains int
 }
 
-// built contains the rules of one port.
+// built contains the cached rules of one port.
 type built struct {
 	parts []part
 	round int // last call of Build with the port
@@ -91,8 +94,10 @@ type part struct {
 	rules []packetfilter.Rule
 }
 
-// Build is like the function Build. Ports must not be modified between calls. Chains of a port have the
-// same memory in the results of successive calls, until the port or cfg is another.
+// Build is like the function Build. Ports are identified by their pointers, so they must not be
+// modified between calls: a changed port is a new *Port. Chains that belong to one port have the
+// same memory in the results of successive calls, until the port or cfg is another, so that a
+// caller can compare them cheaply.
 func (b *Builder) Build(cfg Config, ports []*Port) packetfilter.Ruleset {
 	if b.built == nil || !b.cfg.equal(cfg) {
 		b.cfg, b.built = cfg, map[*Port]*built{}
@@ -143,7 +148,8 @@ func (c Config) equal(o Config) bool {
 	return ranges && ips && reflect.DeepEqual(c, o)
 }
 
-// isShared reports whether a chain contains rules of several ports. All others belong to one port.
+// isShared reports whether the chain with this name contains rules of several ports. All other
+// chains with rules of a port belong to that port.
 func isShared(name string) bool {
 	switch name {
 	case "KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL":
@@ -152,12 +158,13 @@ func isShared(name string) bool {
 	return false
 }
 
-// Canary is a chain without rules in each table. If it is missing, another process has removed
-// chains of the proxy, probably all of them.
+// Canary is the name of a chain without rules in each table. If it is missing, another process has
+// removed chains of the proxy, probably all of them.
 const Canary = "KUBE-PROXY-CANARY"
 
-// Hint is a chain of the mangle table by which programs in containers detect whether the host uses
-// legacy iptables or nftables.
+// Hint is the name of a chain of the mangle table by which programs in containers detect whether
+// the host uses legacy iptables or nftables.
+//
 // https://github.com/kubernetes/enhancements/tree/HEAD/keps/sig-network/3178-iptables-cleanup
 const Hint = "KUBE-IPTABLES-HINT"
 
@@ -167,18 +174,19 @@ type builder struct {
 	parts []part
 }
 
+// buildPort returns the rules of a port by chain, in the order in which the chains were first used.
 func buildPort(cfg Config, p *Port) []part {
 	b := &builder{cfg: cfg}
 	b.port(p)
 	return b.parts
 }
 
-// has reports whether a chain has rules.
+// has reports whether rules were added to a chain.
 func (b *builder) has(chain packetfilter.Chain) bool {
 	return slices.ContainsFunc(b.parts, func(p part) bool { return p.chain == chain })
 }
 
-// add appends rules to a chain.
+// add appends rules to the chain with this name, which need not exist.
 func (b *builder) add(table packetfilter.Table, name string, rules ...packetfilter.Rule) {
 	chain := packetfilter.Chain{Table: table, Name: name}
 	for i := range b.parts {
@@ -248,6 +256,8 @@ var (
 	loopback6 = netip.MustParsePrefix("::1/128")
 )
 
+// port builds all rules of a port: those that match its addresses, and the chains that choose an
+// endpoint. Traffic to addresses without usable endpoints is refused.
 func (b *builder) port(p *Port) {
 	hasInternal, internalChain := p.HasAny, p.chain("KUBE-SVC-")
 	if p.LocalInternal {
@@ -331,8 +341,8 @@ func (b *builder) port(p *Port) {
 	}
 }
 
-// notLocalhost returns a match that excludes loopback destinations if node ports must not answer
-// there.
+// notLocalhost returns a match for the destinations of node ports: all but loopback addresses, or
+// all if node ports must also answer on 127.0.0.1.
 func (b *builder) notLocalhost() packetfilter.Addresses {
 	switch {
 	case b.cfg.IPv6:
@@ -343,8 +353,9 @@ func (b *builder) notLocalhost() packetfilter.Addresses {
 	return packetfilter.NotIn(loopback4)
 }
 
-// external builds the chain for traffic from outside the cluster. takes reports whether any
-// endpoint accepts such traffic.
+// external builds the chain with the given name, to which traffic from outside the cluster to the
+// port jumps. takes is true if an endpoint may receive such traffic; otherwise only pods and this
+// node are forwarded.
 func (b *builder) external(p *Port, chain string, takes bool) {
 	// Pods and this node may use all endpoints, whatever the policy is.
 	all := p.chain("KUBE-SVC-")
@@ -365,7 +376,8 @@ func (b *builder) external(p *Port, chain string, takes bool) {
 	}
 }
 
-// firewall builds the chain that restricts a load balancer's address to its source ranges.
+// firewall builds the rules that drop traffic to the load balancer address ip from outside the
+// SourceRanges of the port.
 func (b *builder) firewall(p *Port, ip netip.Addr) {
 	chain := p.chain("KUBE-FW-")
 	if !b.has(packetfilter.Chain{Table: packetfilter.Filter, Name: chain}) {
@@ -389,7 +401,10 @@ func (b *builder) firewall(p *Port, ip netip.Addr) {
 	})
 }
 
-// balance builds the chain that chooses an endpoint.
+// balance builds the chain with the given name, which jumps to the chain of one of the endpoints:
+// the client's last one if session affinity is set, and otherwise a random one. If clusterIP is
+// true, traffic to the cluster IP uses the chain, and is masqueraded if it does not come from a pod
+// of this node.
 func (b *builder) balance(p *Port, chain string, endpoints []Endpoint, clusterIP bool) {
 	rules := make([]packetfilter.Rule, 0, len(endpoints)+1)
 	if clusterIP {
@@ -414,7 +429,8 @@ func (b *builder) balance(p *Port, chain string, endpoints []Endpoint, clusterIP
 	b.nat(chain, rules...)
 }
 
-// endpoint builds the chain that translates to one endpoint.
+// endpoint builds the chain with the given name, which translates the destination of packets to the
+// endpoint e.
 func (b *builder) endpoint(p *Port, chain string, e Endpoint) {
 	translate := packetfilter.Rule{Comment: p.comment(""), Protocol: p.Protocol, Target: packetfilter.DNAT, To: e.Address}
 	if p.Affinity > 0 {
@@ -425,14 +441,16 @@ func (b *builder) endpoint(p *Port, chain string, e Endpoint) {
 	b.nat(chain, packetfilter.Rule{Comment: p.comment(""), Src: packetfilter.Is(e.Address.Addr()), Target: "KUBE-MARK-MASQ"}, translate)
 }
 
-// to returns a rule that matches packets to the port at an address.
+// to returns a rule that matches packets to the port at the address ip and jumps to target. what
+// describes the address in the rule's comment.
 func (p *Port) to(ip netip.Addr, what, target string) packetfilter.Rule {
 	return packetfilter.Rule{
 		Comment: p.comment(what), Dst: packetfilter.Is(ip), Protocol: p.Protocol, Ports: packetfilter.Ports{First: p.Port}, Target: target,
 	}
 }
 
-// comment returns the comment of a rule of the port.
+// comment returns the comment of a rule: the ID of the port, followed by what, shortened to the
+// limit of the kernel.
 func (p *Port) comment(what string) string {
 	text := p.ID()
 	if what != "" {
@@ -442,8 +460,9 @@ func (p *Port) comment(what string) string {
 	return text[:min(len(text), 255)]
 }
 
-// refuse makes a rule refuse traffic without a usable endpoint. If other nodes have endpoints it is
-// dropped, because a retry may reach another node.
+// refuse returns r with the target for traffic that has no usable endpoint. Without any endpoint it
+// is rejected, so that clients fail fast. If other nodes have endpoints it is dropped, because a
+// retry may reach another node.
 func (p *Port) refuse(r packetfilter.Rule) packetfilter.Rule {
 	r.Comment, r.Target = p.comment("has no endpoints"), packetfilter.Reject
 	if p.HasAny {

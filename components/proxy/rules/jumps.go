@@ -33,6 +33,8 @@ const (
 	balancerFirewall = "kubernetes load balancer firewall"
 )
 
+// jump returns a jump at the beginning of the built-in chain from to the chain to, for packets in
+// the given connection states; 0 means all.
 func jump(table packetfilter.Table, from, to, comment string, states packetfilter.ConnStates) packetfilter.Jump {
 	return packetfilter.Jump{
 		From: packetfilter.Chain{Table: table, Name: from}, Place: packetfilter.First,
@@ -40,7 +42,8 @@ func jump(table packetfilter.Table, from, to, comment string, states packetfilte
 	}
 }
 
-// ServiceChains returns patterns of the chains of single services.
+// ServiceChains returns patterns that match the chains of single ports and endpoints, which exist
+// only as long as the Service does. Chains that match and are not desired are removed.
 func ServiceChains() []packetfilter.Chain {
 	var out []packetfilter.Chain
 	for _, table := range []packetfilter.Table{packetfilter.Filter, packetfilter.NAT} {
@@ -51,8 +54,9 @@ func ServiceChains() []packetfilter.Chain {
 	return out
 }
 
-// AllChains returns the chains of every service proxy, in all tables: patterns of the chains of
-// services, and the chains that exist even without services.
+// AllChains returns the chains that this proxy or upstream's kube-proxy may have created, in all
+// tables: patterns of the chains of single Services, and the chains that exist even without
+// Services. It is used for removal.
 func AllChains() []packetfilter.Chain {
 	var out []packetfilter.Chain
 	for _, table := range []packetfilter.Table{packetfilter.Filter, packetfilter.NAT, packetfilter.Mangle} {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Port is one port of a service in one IP family.
+// Port is one port of a Service in one IP family, with everything that its rules depend on.
 type Port struct {
 	// Namespace, Service and Name identify the port. Name may be "".
 	Namespace, Service, Name string

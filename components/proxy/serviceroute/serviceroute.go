@@ -41,7 +41,8 @@ type Reconciler struct {
 	changed chan struct{} // buffered: holds one element after the CIDRs changed
 }
 
-// New validates cfg and registers with the informer.
+// New returns a Reconciler and adds its event handler to the informer. CIDRs and Bridge are
+// required.
 func New(cfg Config) (*Reconciler, error) {
 	if cfg.CIDRs == nil || cfg.Bridge == "" {
 		return nil, errors.New("service routes: informer and bridge name are required")
@@ -66,8 +67,9 @@ func New(cfg Config) (*Reconciler, error) {
 	return k, nil
 }
 
-// Run maintains the routes until ctx is cancelled. Failures are only logged, because pods reach
-// services without these routes.
+// Run maintains the routes until ctx is canceled. A failure to add a route is only logged, because
+// pods reach services without these routes. If routes cannot be watched at the start, it returns an
+// error.
 func (k *Reconciler) Run(ctx context.Context) error {
 	updates := make(chan netlink.RouteUpdate, 64)
 	done := make(chan struct{})
@@ -106,13 +108,13 @@ func (k *Reconciler) Run(ctx context.Context) error {
 			}
 		}
 		if err := k.ensure(k.ranges()); err != nil {
-			k.cfg.Log.Warn("adding routes to service addresses failed, retrying at the next route or ServiceCIDR change", "err", err)
+			k.cfg.Log.Warn("adding host routes to service addresses failed, the host may not reach Services until the retry at the next route or ServiceCIDR change", "link", k.cfg.Bridge, "err", err)
 		}
 	}
 }
 
-// isRelevant reports whether a route change may affect service routes: a route was deleted or the
-// bridge got an address.
+// isRelevant reports whether a route change may require ensure: any route was deleted, or one was
+// added at the bridge, as when the bridge gets an address.
 func (k *Reconciler) isRelevant(update netlink.RouteUpdate) bool {
 	if update.Type == unix.RTM_DELROUTE {
 		return true
@@ -121,7 +123,7 @@ func (k *Reconciler) isRelevant(update netlink.RouteUpdate) bool {
 	return err == nil && link.Attrs().Name == k.cfg.Bridge
 }
 
-// ranges returns all service CIDRs.
+// ranges returns the CIDRs of all ServiceCIDRs that are not being deleted.
 func (k *Reconciler) ranges() []netip.Prefix {
 	var out []netip.Prefix
 	for _, obj := range k.cfg.CIDRs.GetStore().List() {
@@ -138,7 +140,8 @@ func (k *Reconciler) ranges() []netip.Prefix {
 	return out
 }
 
-// ensure adds a route for each range to which the kernel has none.
+// ensure adds a route for each range to which the kernel has none. It does nothing if the bridge
+// does not exist yet.
 func (k *Reconciler) ensure(ranges []netip.Prefix) error {
 	bridge, err := netlink.LinkByName(k.cfg.Bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -156,6 +159,8 @@ func (k *Reconciler) ensure(ranges []netip.Prefix) error {
 	return errors.Join(errs...)
 }
 
+// ensureOne adds a route to prefix through the bridge, unless the kernel can already route packets
+// there. It does nothing if the bridge has no address of the IP family.
 func (k *Reconciler) ensureOne(bridge netlink.Link, prefix netip.Prefix) error {
 	// Ask the kernel, because routing rules and tables affect the result.
 	_, err := netlink.RouteGet(net.IP(prefix.Addr().Next().AsSlice()))
@@ -188,7 +193,8 @@ func (k *Reconciler) ensureOne(bridge netlink.Link, prefix netip.Prefix) error {
 	return nil
 }
 
-// sourceOf returns the first global unicast address, or nil.
+// sourceOf returns the first global unicast address, which becomes the source address of packets
+// that use the route. It returns nil if there is none.
 func sourceOf(addrs []netlink.Addr) net.IP {
 	for _, addr := range addrs {
 		if addr.IP.IsGlobalUnicast() {

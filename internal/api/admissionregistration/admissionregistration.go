@@ -51,7 +51,8 @@ func ExemptResources() []schema.GroupResource {
 // the API server.
 const StaticSuffix = ".static.k8s.io"
 
-// notStatic rejects names with StaticSuffix for new API objects.
+// notStatic returns an error for a name with StaticSuffix, which objects that are created through
+// the API must not have.
 func notStatic(name string) field.ErrorList {
 	if !strings.HasSuffix(name, StaticSuffix) {
 		return nil
@@ -60,7 +61,7 @@ func notStatic(name string) field.ErrorList {
 		fmt.Sprintf("names ending with %q are reserved for static manifest-based configurations and cannot be managed via the API", StaticSuffix))}
 }
 
-// selectAll replaces a missing selector by one that selects everything.
+// selectAll sets a nil selector to an empty one, which selects everything.
 func selectAll(s **metav1.LabelSelector) {
 	if *s == nil {
 		*s = &metav1.LabelSelector{}

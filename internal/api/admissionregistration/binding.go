@@ -15,7 +15,9 @@ var (
 	notFound = []admissionv1.ParameterNotFoundActionType{admissionv1.DenyAction, admissionv1.AllowAction}
 )
 
-// validateReferences validates the fields that both kinds of bindings have.
+// validateReferences validates the fields that bindings of validating and mutating policies share:
+// the policy name, the reference to parameters and the match resources. path is the path of the
+// spec.
 func validateReferences(policy string, params *admissionv1.ParamRef, m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if policy == "" {

@@ -17,17 +17,17 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
-// maxConditions is the maximum number of match conditions.
+// maxConditions is the maximum number of match conditions of a webhook or policy.
 const maxConditions = 64
 
-// stateless compiles expressions that do not use variables of the policy. Creating it takes some
-// milliseconds, so it is created when the first expression is compiled.
+// stateless returns the shared compiler for CEL expressions that do not use variables of a policy.
+// Creating it takes some milliseconds, so it is created when the first expression is compiled.
 var stateless = sync.OnceValue(func() plugincel.Compiler {
 	return plugincel.NewCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 })
 
-// compilerFor returns a compiler for the expressions of a policy, whose variables can refer to each
-// other.
+// compilerFor returns a compiler for the expressions of a policy with these variables. With
+// variables, each policy needs its own compiler, because it stores the compiled variables.
 func compilerFor(variables []admissionv1.Variable) (plugincel.Compiler, error) {
 	if len(variables) == 0 {
 		return stateless(), nil
@@ -39,9 +39,10 @@ func compilerFor(variables []admissionv1.Variable) (plugincel.Compiler, error) {
 	return c, nil
 }
 
-// expressions are the expressions of the object before the update. They are validated with the
-// environment for stored expressions, which allows more than the one for new expressions, so that
-// objects remain valid after a rollback of the server.
+// expressions contains the CEL expressions of the stored object by the field that contains them,
+// and is empty on create. An expression that is in this list is compiled with the environment for
+// stored expressions, which allows more than the one for new expressions, so that objects remain
+// valid after a rollback of the server.
 type expressions struct {
 	conditions, validations, messages, annotations, mutations []string
 }
@@ -119,7 +120,9 @@ var (
 	reserved   = strings.Fields("true false null in as break const continue else for function if import let loop package namespace return var void while")
 )
 
-// validateVariables validates variables in order: a variable can refer to previous ones.
+// validateVariables validates the variables of a policy and stores them in the compiler c, in
+// order, because a variable can refer to previous ones. params is set if the policy has parameters,
+// and known contains the expressions of the stored policy.
 func validateVariables(c plugincel.Compiler, variables []admissionv1.Variable, params bool, known expressions, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, v := range variables {

@@ -56,7 +56,9 @@ func mutatingAdmissionPolicy() api.Kind[*admissionv1.MutatingAdmissionPolicy] {
 	}
 }
 
-// validateMutatingPolicy validates a policy. old is nil on create.
+// validateMutatingPolicy validates the policy p. old is the stored policy, nil on create; its
+// expressions may use features that new expressions must not, and unchanged match conditions are
+// not validated.
 func validateMutatingPolicy(p, old *admissionv1.MutatingAdmissionPolicy) field.ErrorList {
 	spec, path := &p.Spec, field.NewPath("spec")
 	var known expressions

@@ -17,7 +17,8 @@ var (
 	ageColumn  = api.AgeColumn
 )
 
-// validateCommon validates the fields that both kinds of policies have.
+// validateCommon validates the fields that validating and mutating policies share. params may be
+// nil, but failure and m are required. path is the path of the spec.
 func validateCommon(failure *admissionv1.FailurePolicyType, params *admissionv1.ParamKind, m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if failure == nil {
@@ -77,7 +78,8 @@ func paramKindCell(p *admissionv1.ParamKind) string {
 	return p.APIVersion + "/" + p.Kind
 }
 
-// describe returns the columns between name and age.
+// describe returns the table columns of a policy: the name, the columns names with their
+// descriptions, and the age.
 func describe(names, descriptions []string) []metav1.TableColumnDefinition {
 	out := []metav1.TableColumnDefinition{nameColumn}
 	for i, name := range names {

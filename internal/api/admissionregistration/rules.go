@@ -18,7 +18,8 @@ var (
 	mutableOperations = []admissionv1.OperationType{admissionv1.OperationAll, admissionv1.Connect, admissionv1.Create, admissionv1.Update}
 )
 
-// onlyWildcard rejects "*" together with other values.
+// onlyWildcard returns an error if values contains "*" and other values. what is the name of the
+// values in the message, in the plural.
 func onlyWildcard[T ~string](path *field.Path, values []T, what string) field.ErrorList {
 	if len(values) > 1 && slices.Contains(values, "*") {
 		return field.ErrorList{field.Invalid(path, values, "if '*' is present, must not specify other "+what)}
@@ -121,8 +122,8 @@ func validateMatchResources(m *admissionv1.MatchResources, path *field.Path) fie
 	return errs
 }
 
-// validateMutable checks that the rules of a mutating policy only match requests that can be
-// mutated.
+// validateMutable checks that the rules of a mutating policy or binding do not match delete
+// requests, which have no object to mutate. m may be nil.
 func validateMutable(m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	if m == nil {
 		return nil

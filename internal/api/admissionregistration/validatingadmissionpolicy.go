@@ -85,7 +85,9 @@ func validatingAdmissionPolicy() api.Kind[*admissionv1.ValidatingAdmissionPolicy
 	}
 }
 
-// validateValidatingPolicy validates a policy. old is nil on create.
+// validateValidatingPolicy validates the policy p. old is the stored policy, nil on create; its
+// expressions may use features that new expressions must not, and unchanged match conditions are
+// not validated.
 func validateValidatingPolicy(p, old *admissionv1.ValidatingAdmissionPolicy) field.ErrorList {
 	spec, path := &p.Spec, field.NewPath("spec")
 	var known expressions

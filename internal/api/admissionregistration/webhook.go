@@ -16,8 +16,8 @@ import (
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 )
 
-// hook contains the fields that both kinds of webhooks have, and the reinvocation policy of a
-// MutatingWebhook.
+// hook is a validating or mutating webhook, so that both can be validated by the same functions:
+// the fields that both have, and the reinvocation policy, which only mutating webhooks have.
 type hook struct {
 	admissionv1.ValidatingWebhook
 	reinvocation *admissionv1.ReinvocationPolicyType
@@ -47,7 +47,8 @@ func validatingHooks(hooks []admissionv1.ValidatingWebhook) []hook {
 	return out
 }
 
-// leniency specifies which invalid values an update may keep because the old object has them.
+// leniency specifies which kinds of invalid values an updated webhook configuration may contain,
+// because the stored one contains them. The zero value, for new objects, allows none.
 type leniency struct {
 	sideEffects, versions, names, selectors, conditions bool
 	// known are the expressions of existing match conditions. They may use features that this
@@ -55,7 +56,7 @@ type leniency struct {
 	known expressions
 }
 
-// leniencyOf returns the leniency for an update of the webhooks old.
+// leniencyOf returns the leniency for an update that replaces the webhooks old with hooks.
 func leniencyOf(hooks, old []hook) leniency {
 	l := leniency{conditions: len(hooks) == len(old)}
 	names := map[string]bool{}
@@ -85,7 +86,7 @@ var (
 
 func isReviewVersion(v string) bool { return slices.Contains(reviewVersions, v) }
 
-// notSupported rejects a value that is set and not contained in of.
+// notSupported returns an error if value is not nil and not one of of.
 func notSupported[T ~string](path *field.Path, value *T, of []T) field.ErrorList {
 	if value == nil || slices.Contains(of, *value) {
 		return nil
@@ -183,7 +184,8 @@ func validateReviewVersions(versions []string, recognized bool, path *field.Path
 	return errs
 }
 
-// warnVirtual returns warnings for rules that match resources which webhooks never see.
+// warnVirtual returns warnings for rules that match one of ExemptResources, whose requests are
+// never sent to webhooks.
 func warnVirtual(hooks []hook) []string {
 	var out []string
 	virtual := ExemptResources()
@@ -215,8 +217,9 @@ var webhookColumns = []metav1.TableColumnDefinition{
 	ageColumn,
 }
 
-// prepareGeneration increments the generation if the spec has changed. same reports whether it is
-// unchanged; for webhooks, an empty and a missing list are the same.
+// prepareGeneration sets the generation of an updated object: that of old if same is set, and the
+// next one otherwise. Callers set same if the spec is unchanged; for webhooks, an empty list
+// differs from a missing one.
 func prepareGeneration(obj, old metav1.Object, same bool) {
 	obj.SetGeneration(old.GetGeneration())
 	if !same {

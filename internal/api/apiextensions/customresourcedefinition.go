@@ -100,7 +100,8 @@ func definition() api.Kind[*crd] {
 	}
 }
 
-// addStoredVersion adds the storage version to the stored versions in the status.
+// addStoredVersion adds the storage version of the spec to status.storedVersions, the versions that
+// objects in etcd may have.
 func addStoredVersion(d *crd) {
 	for _, v := range d.Spec.Versions {
 		if v.Storage {
@@ -112,9 +113,11 @@ func addStoredVersion(d *crd) {
 	}
 }
 
-// beforeDelete marks a definition as deleted and keeps it while it has instances, which
-// components/apiserver/customresource deletes. It sets the deletion timestamp itself, because, as
-// in upstream, this does not increment the generation.
+// beforeDelete prepares the deletion of a definition: it sets the condition Terminating and a
+// finalizer, with which components/apiserver/customresource keeps the definition until it has
+// deleted the custom resources. beforeDelete sets the deletion timestamp itself, because, as in
+// upstream, this does not increment the generation. It always returns false: there is no grace
+// period.
 func beforeDelete(_ context.Context, d *crd, _ *metav1.DeleteOptions) bool {
 	if d.DeletionTimestamp != nil {
 		return false
@@ -145,8 +148,8 @@ func validateInternal(d *crd, check func(*internal.CustomResourceDefinition) fie
 	return check(in)
 }
 
-// dropNonStructural removes selectable fields of versions whose schema is not structural. The library's
-// validation would panic because of them, and it rejects such a schema anyway.
+// dropNonStructural removes the selectable fields of versions whose schema is not structural,
+// because they would make the library's validation panic. The library rejects such a schema anyway.
 func dropNonStructural(in *internal.CustomResourceDefinition) {
 	nonStructural := func(fields []internal.SelectableField, schema *internal.CustomResourceValidation) bool {
 		if len(fields) == 0 || schema == nil || schema.OpenAPIV3Schema == nil {
@@ -173,8 +176,9 @@ func validatedChange(d, old *crd, check func(in, before *internal.CustomResource
 	return validateInternal(d, func(in *internal.CustomResourceDefinition) field.ErrorList { return check(in, before) })
 }
 
-// toInternal converts a copy, because the library's conversion shares memory with its source, and
-// old definitions belong to the cache.
+// toInternal converts a definition to the internal version of the apiextensions library. It
+// converts a copy, because the library's conversion shares memory with its source, and stored
+// definitions belong to the cache.
 func toInternal(d *crd) (*internal.CustomResourceDefinition, error) {
 	in := &internal.CustomResourceDefinition{}
 	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(d.DeepCopy(), in, nil); err != nil {
@@ -183,12 +187,12 @@ func toInternal(d *crd) (*internal.CustomResourceDefinition, error) {
 	return in, nil
 }
 
-// approvalField is the field path of the annotation with the API approval of definitions in
-// community-owned groups of Kubernetes.
+// approvalField is the field path, in validation errors, of the annotation that links to the API
+// review of definitions in the *.k8s.io and *.kubernetes.io groups.
 const approvalField = "metadata.annotations[" + apiextensionsv1.KubeAPIApprovedAnnotation + "]"
 
-// withoutMetadata removes metadata errors, which api.Kind reports already, except those of the
-// approval annotation.
+// withoutMetadata removes the library's errors about metadata, because the validation of api.Kind
+// reports them already. It keeps errors about the approval annotation.
 func withoutMetadata(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
 		return strings.HasPrefix(e.Field, "metadata.") && e.Field != approvalField

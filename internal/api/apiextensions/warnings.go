@@ -13,8 +13,9 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// warnings returns warnings for parts of a schema that have no effect, except those that the old
-// object had already.
+// warnings returns warnings for parts of a definition's schemas that have no effect: unknown
+// formats, and sets of objects or lists. It omits those that the stored definition old has as well;
+// old is nil on create.
 func warnings(_ context.Context, d, old *crd) []string {
 	now := ineffective(d)
 	if old == nil || len(now) == 0 {

@@ -22,8 +22,9 @@ func Resources() []*api.Resource {
 	return []*api.Resource{apiService().Resource()}
 }
 
-// apiService returns the kind that registers a group and version, which this server or an extension
-// server serves.
+// apiService returns the kind APIService, which registers an API group and version. A request for
+// them is handled by this server if spec.service is nil, and otherwise proxied to the extension
+// server behind that Service.
 //
 // https://kubernetes.io/docs/concepts/extend-kubernetes/api-extension/apiserver-aggregation/
 func apiService() api.Kind[*apiregistrationv1.APIService] {

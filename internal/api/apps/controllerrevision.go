@@ -56,7 +56,8 @@ func validateControllerRevision(r *appsv1.ControllerRevision) field.ErrorList {
 	return apivalidation.ValidateNonnegativeField(r.Revision, field.NewPath("revision"))
 }
 
-// validateRevisionData checks that the data of a new revision is a JSON object.
+// validateRevisionData checks that the data of a new ControllerRevision, which contains a
+// controller's former spec, is a JSON object.
 func validateRevisionData(data *runtime.RawExtension) field.ErrorList {
 	at := field.NewPath("data")
 	var v any

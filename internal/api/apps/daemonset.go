@@ -115,9 +115,9 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 	}
 }
 
-// templateGeneration returns the template generation, which counts the changes of the pod template.
-// It is stored in an annotation, because apps/v1 has no field for it, and is used by pods that were
-// created by older versions.
+// templateGeneration returns the template generation, which counts the changes of the pod template,
+// or 0 if it is missing or invalid. It is stored in an annotation, because apps/v1 has no field for
+// it. The DaemonSet controller needs it for pods that were created by older versions.
 func templateGeneration(ds *appsv1.DaemonSet) int64 {
 	n, err := parseTemplateGeneration(ds)
 	if err != nil {
@@ -165,8 +165,8 @@ func defaultDaemonSet(ds *appsv1.DaemonSet) {
 	api.SetDefault(&ds.Spec.RevisionHistoryLimit, 10)
 }
 
-// validateDaemonSetSpec validates a spec. stored is the selector of the existing DaemonSet, nil on
-// create.
+// validateDaemonSetSpec validates a DaemonSet's spec. stored is the selector of the stored
+// DaemonSet, whose invalid label values remain valid, or nil on create.
 func validateDaemonSetSpec(spec *appsv1.DaemonSetSpec, stored *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	errs := metav1validation.ValidateLabelSelector(spec.Selector, validate.SelectorOptions(stored), path.Child("selector"))
 	template := path.Child("template")

@@ -120,8 +120,9 @@ func defaultDeployment(d *appsv1.Deployment) {
 	api.SetDefault(&d.Spec.ProgressDeadlineSeconds, 600)
 }
 
-// validateRollback validates the revision in the rollback annotation. Upstream has an internal
-// field for it, which v1 does not have.
+// validateRollback checks that the revision in the deprecated rollback annotation is not negative.
+// Text that is not a number is ignored. Upstream validates an internal field, so the path in the
+// error is spec.rollback.
 func validateRollback(d *appsv1.Deployment) field.ErrorList {
 	n, err := strconv.ParseInt(d.Annotations[appsv1.DeprecatedRollbackTo], 10, 64)
 	if err != nil {

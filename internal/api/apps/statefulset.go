@@ -111,8 +111,8 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 	}
 }
 
-// nameClaims sets the apiVersion and kind of volume claim templates. Protobuf does not store them,
-// and a different value from a client is not a change.
+// nameClaims sets the apiVersion and kind of the volume claim templates. The protobuf encoding does
+// not store them, and another value from a client must not count as a change.
 func nameClaims(s *appsv1.StatefulSet) {
 	for i := range s.Spec.VolumeClaimTemplates {
 		s.Spec.VolumeClaimTemplates[i].TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"}
@@ -154,11 +154,12 @@ func defaultStatefulSet(s *appsv1.StatefulSet) {
 	}
 }
 
-// statefulSetChecks selects checks of a spec that are not always applied.
+// statefulSetChecks selects the checks of validateStatefulSetSpec that depend on the request.
 type statefulSetChecks struct {
 	// create is set for a new StatefulSet, whose claim templates and service name are validated.
 	create bool
-	// anyPod disables the validation of the pod template's spec.
+	// anyPod disables the validation of the pod template's spec. It is set for updates of a
+	// StatefulSet whose stored spec is invalid.
 	anyPod bool
 }
 
@@ -207,7 +208,8 @@ func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, checks statefulSetChe
 }
 
 // validateStatefulSetTemplate validates the pod template in the form that the pods will have: the
-// claims of the StatefulSet are added as volumes, and it determines the hostname and subdomain.
+// controller adds a volume for each volume claim template, and sets the hostname and subdomain. s
+// is the StatefulSet's selector. If anyPod is set, only the labels and annotations are validated.
 func validateStatefulSetTemplate(spec *appsv1.StatefulSetSpec, s labels.Selector, anyPod bool, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if !s.Empty() && !s.Matches(labels.Set(spec.Template.Labels)) {

@@ -20,8 +20,7 @@ import (
 
 const noMatch = "`selector` does not match template `labels`"
 
-// nonNegative checks that numbers are not negative. Each number consists of a field name below path
-// and its value.
+// nonNegative checks that numbers, which are fields below path, are not negative.
 func nonNegative(path *field.Path, numbers ...number) field.ErrorList {
 	var errs field.ErrorList
 	for _, n := range numbers {
@@ -30,18 +29,21 @@ func nonNegative(path *field.Path, numbers ...number) field.ErrorList {
 	return errs
 }
 
+// number is a numeric field to validate: its name below the path of the validated object, and its
+// value.
 type number struct {
 	name  string
 	value int64
 }
 
-// optional returns a number for nonNegative from an optional field.
+// optional returns a number for nonNegative from a field that may be nil. A nil field counts as
+// zero, which is valid.
 func optional[T int32 | int64](name string, p *T) number { return number{name, int64(api.ValueOf(p))} }
 
-// count returns a number for nonNegative.
+// count returns a number for nonNegative from an int32 field.
 func count(name string, n int32) number { return number{name, int64(n)} }
 
-// notAbove checks that a count in a status is at most most.
+// notAbove checks that n, the field name of a status, is at most most. msg is the error message.
 func notAbove(path *field.Path, name string, n, most int32, msg string) field.ErrorList {
 	if n <= most {
 		return nil
@@ -49,7 +51,8 @@ func notAbove(path *field.Path, name string, n, most int32, msg string) field.Er
 	return field.ErrorList{field.Invalid(path.Child(name), n, msg)}
 }
 
-// notDecremented checks that status.collisionCount does not decrease.
+// notDecremented checks that an update does not decrease or remove status.collisionCount, with
+// which controllers avoid name collisions.
 func notDecremented(is, was *int32) field.ErrorList {
 	if was == nil || (is != nil && *is >= *was) {
 		return nil
@@ -57,8 +60,9 @@ func notDecremented(is, was *int32) field.ErrorList {
 	return field.ErrorList{field.Invalid(field.NewPath("status", "collisionCount"), api.ValueOf(is), "cannot be decremented")}
 }
 
-// nameWarnings returns warnings for a new object whose name results in unsuitable pod names. T is
-// the pointer type of the kind. old is nil on create.
+// nameWarnings returns a warning for a new object whose name is not a DNS label, because its pods
+// get names and hostnames with this prefix. old is nil on create; for updates, nameWarnings returns
+// nil. O is the pointer type of the kind.
 func nameWarnings[T any, O interface {
 	*T
 	metav1.Object
@@ -73,8 +77,8 @@ func nameWarnings[T any, O interface {
 	return []string{fmt.Sprintf("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: %v", msgs)}
 }
 
-// validateSelector validates the selector of a controller. empty is the error message for a
-// selector that selects everything.
+// validateSelector validates the required pod selector of a Deployment, ReplicaSet or StatefulSet.
+// empty is the error message for a selector that selects everything.
 func validateSelector(s *metav1.LabelSelector, path *field.Path, empty string) field.ErrorList {
 	if s == nil {
 		return field.ErrorList{field.Required(path, "")}
@@ -86,7 +90,7 @@ func validateSelector(s *metav1.LabelSelector, path *field.Path, empty string) f
 	return errs
 }
 
-// selectorString formats a selector for tables.
+// selectorString returns the table cell of a selector, or "<invalid>".
 func selectorString(s *metav1.LabelSelector) string {
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -95,10 +99,12 @@ func selectorString(s *metav1.LabelSelector) string {
 	return selector.String()
 }
 
-// lower formats the kind of an object for tables: "replicaset.apps".
+// lower returns a kind in the form in which tables show the kind of an owner, such as
+// "replicaset.apps".
 func lower(kind schema.GroupKind) string { return strings.ToLower(kind.String()) }
 
-// scaleSelector formats a selector for the scale subresource.
+// scaleSelector returns a selector in the text form of the scale subresource's status, or "" if it
+// is invalid.
 func scaleSelector(s *metav1.LabelSelector) string {
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -107,8 +113,8 @@ func scaleSelector(s *metav1.LabelSelector) string {
 	return selector.String()
 }
 
-// validateReplicaTemplate validates the pod template of a Deployment or ReplicaSet. spec is the
-// path of its spec.
+// validateReplicaTemplate validates the pod template t of a Deployment or ReplicaSet, whose labels
+// must match selector. spec is the path of the Deployment's or ReplicaSet's spec.
 func validateReplicaTemplate(t *corev1.PodTemplateSpec, selector *metav1.LabelSelector, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	path := spec.Child("template")
@@ -127,7 +133,8 @@ func validateReplicaTemplate(t *corev1.PodTemplateSpec, selector *metav1.LabelSe
 	return errs
 }
 
-// validateAlways checks that the restart policy is Always.
+// validateAlways checks that the restart policy of a pod template is Always, the only one that
+// these controllers support.
 func validateAlways(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
 	if t.Spec.RestartPolicy == corev1.RestartPolicyAlways {
 		return nil
@@ -168,7 +175,8 @@ func percentage(v intstr.IntOrString) (int, bool) {
 	return n, err == nil
 }
 
-// amount returns the number or percentage.
+// amount returns the number of v or, if v is a percentage, the number before the percent sign. It
+// returns 0 if v is nil.
 func amount(v *intstr.IntOrString) int {
 	if v == nil {
 		return 0

@@ -85,8 +85,8 @@ func validateSelector(raw string, requirements int, path *field.Path) field.Erro
 	return nil
 }
 
-// validateNoMeta checks that a review has no metadata except managed fields, which server-side
-// apply adds.
+// validateNoMeta checks that a review has no metadata, except managed fields, which server-side
+// apply adds. msg is the error message.
 func validateNoMeta(meta metav1.ObjectMeta, msg string) field.ErrorList {
 	if isEmptyBut(meta, "") {
 		return nil

@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// v1 only has a field for CPU utilization. Everything else is converted to annotations, so that v1
-// clients do not lose it.
+// Annotations of autoscaling/v1 objects. v1 only has a field for CPU utilization; other metrics,
+// conditions and the scaling behavior are in annotations, so that v1 clients do not lose them.
 const (
 	metricsAnnotation        = "autoscaling.alpha.kubernetes.io/metrics"
 	currentMetricsAnnotation = "autoscaling.alpha.kubernetes.io/current-metrics"
@@ -113,8 +113,9 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 	}
 }
 
-// defaultV1 sets the defaults, and normalizes the annotations that represent v2 fields by
-// converting them to v2 and back, as upstream does. Invalid annotations are not changed.
+// defaultV1 sets the defaults of a v1 autoscaler, and normalizes the annotations that represent v2
+// fields by converting the object to v2 and back, as upstream does. Invalid annotations are
+// dropped.
 func defaultV1(h *autoscalingv1.HorizontalPodAutoscaler) {
 	api.SetDefault(&h.Spec.MinReplicas, 1)
 	v2, err := ToV2(h)
@@ -129,7 +130,8 @@ func defaultV1(h *autoscalingv1.HorizontalPodAutoscaler) {
 	*h = *v1
 }
 
-// changed reports whether the specs differ after conversion to v2.
+// changed reports whether two v1 autoscalers have different specs after conversion to v2, so that
+// the generation must be incremented. It returns true if a conversion fails.
 func changed(h, old *autoscalingv1.HorizontalPodAutoscaler) bool {
 	is, err := ToV2(h)
 	if err != nil {
@@ -145,7 +147,8 @@ func changed(h, old *autoscalingv1.HorizontalPodAutoscaler) bool {
 	return !apiequality.Semantic.DeepEqual(is.Spec, was.Spec)
 }
 
-// keepStatusAnnotations reverts changes of the annotations that represent status fields.
+// keepStatusAnnotations sets the annotations of h that represent status fields to those of the
+// stored object old, because only status updates may change them.
 func keepStatusAnnotations(h, old *autoscalingv1.HorizontalPodAutoscaler) {
 	for _, key := range []string{currentMetricsAnnotation, conditionsAnnotation} {
 		value, ok := old.Annotations[key]
@@ -160,7 +163,9 @@ func keepStatusAnnotations(h, old *autoscalingv1.HorizontalPodAutoscaler) {
 	}
 }
 
-// ToV2 converts an object to the storage version. The result shares memory with in.
+// ToV2 converts a v1 autoscaler to autoscaling/v2, the storage version. Annotations that represent
+// v2 fields become these fields; invalid ones are treated as missing. The result shares memory with
+// in.
 func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalPodAutoscaler, error) {
 	out := &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: in.ObjectMeta,
@@ -233,7 +238,8 @@ func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalP
 	return out, nil
 }
 
-// FromV2 converts an object from the storage version. The result shares memory with in.
+// FromV2 converts an autoscaler from autoscaling/v2, the storage version, to v1. Fields that v1
+// does not have become annotations. The result shares memory with in.
 func FromV2(in *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.HorizontalPodAutoscaler, error) {
 	out := &autoscalingv1.HorizontalPodAutoscaler{
 		ObjectMeta: in.ObjectMeta,

@@ -152,8 +152,8 @@ func deref(q *resource.Quantity) resource.Quantity {
 	return *q
 }
 
-// behavior is the format of the annotation. It uses the names of Go fields, because upstream
-// encodes an unpublished type. Decoding is case-insensitive.
+// behavior is the JSON format of the annotation with the scaling behavior. It uses the names of Go
+// fields, because upstream encodes an unpublished type. Decoding is case-insensitive.
 type behavior struct {
 	ScaleUp   *rules
 	ScaleDown *rules

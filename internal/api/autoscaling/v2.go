@@ -76,7 +76,7 @@ func prepareStatus(_ context.Context, h, old *autoscalingv2.HorizontalPodAutosca
 	h.Generation = old.Generation
 }
 
-// defaultMetrics returns the metrics of autoscalers that do not specify any.
+// defaultMetrics returns the metrics of autoscalers that specify none: 80% average CPU utilization.
 func defaultMetrics() []autoscalingv2.MetricSpec {
 	percent := int32(80)
 	return []autoscalingv2.MetricSpec{{
@@ -98,7 +98,7 @@ func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 	}
 }
 
-// defaultBehavior sets the scaling rules of both directions.
+// defaultBehavior sets missing scaling rules of both directions to upstream's defaults.
 func defaultBehavior(b *autoscalingv2.HorizontalPodAutoscalerBehavior) {
 	api.SetDefault(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
 	api.SetDefault(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
@@ -146,7 +146,8 @@ func row(h *autoscalingv2.HorizontalPodAutoscaler) []any {
 	}
 }
 
-// formatTargets formats the current and target values of at most two metrics for tables.
+// formatTargets returns the table cell with the current and target values of the first two metrics,
+// and the number of others. current is in the order of specs and may be shorter.
 func formatTargets(specs []autoscalingv2.MetricSpec, current []autoscalingv2.MetricStatus) string {
 	if len(specs) == 0 {
 		return "<none>"

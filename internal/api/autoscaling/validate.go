@@ -19,7 +19,9 @@ const (
 	maxStabilization = 3600 // seconds
 )
 
-// validateSpec validates a spec. old is the spec of the stored object, nil on create.
+// validateSpec validates an autoscaler's spec. old is the spec of the stored object, nil on create;
+// API versions that upstream did not validate in the past are then only validated if they have
+// changed.
 func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *field.Path) field.ErrorList {
 	e := &validate.Errors{}
 	if spec.MinReplicas != nil && *spec.MinReplicas < 0 {
@@ -60,8 +62,8 @@ func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *fi
 	return errs
 }
 
-// validateAPIVersion validates the apiVersion of a reference. If wantGroup is set, the core group
-// is rejected.
+// validateAPIVersion validates the apiVersion of a reference to a scale target or described object.
+// If wantGroup is set, it rejects the core group.
 func validateAPIVersion(ref *autoscalingv2.CrossVersionObjectReference, wantGroup bool, path *field.Path) field.ErrorList {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err == nil && wantGroup && gv.Group == "" {
@@ -133,7 +135,8 @@ func validateRules(r *autoscalingv2.HPAScalingRules, path *field.Path) field.Err
 	return errs
 }
 
-// metricSource describes a field of a metric that specifies its source.
+// metricSource describes one of the five fields of a metric that can specify its source, such as
+// "pods".
 type metricSource struct {
 	name string
 	typ  autoscalingv2.MetricSourceType
@@ -142,7 +145,8 @@ type metricSource struct {
 	check func(at *field.Path) field.ErrorList
 }
 
-// metricSources returns the sources in order of precedence.
+// metricSources returns the five possible sources of a metric in order of precedence. checkVersions
+// is set if the API version of an object metric is validated.
 func metricSources(m *autoscalingv2.MetricSpec, checkVersions bool) []metricSource {
 	return []metricSource{
 		{"object", autoscalingv2.ObjectMetricSourceType, m.Object != nil, func(at *field.Path) field.ErrorList { return validateObjectMetric(m.Object, checkVersions, at) }},

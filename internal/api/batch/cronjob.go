@@ -17,7 +17,8 @@ import (
 	"hyperkube/internal/api/core/pod"
 )
 
-// maxCronJobName leaves 11 characters for the suffix of job names.
+// maxCronJobName is the maximum length of a CronJob's name: the controller appends 11 characters to
+// get the name of a Job, which is limited to 63.
 const maxCronJobName = 63 - 11
 
 func cronJob() api.Kind[*batchv1.CronJob] {

@@ -21,7 +21,7 @@ import (
 	"hyperkube/internal/api/core/pod"
 )
 
-// The legacy labels of a job's pods.
+// The labels of a Job's pods before the batch.kubernetes.io/ labels existed. Pods still have both.
 const (
 	legacyJobName = "job-name"
 	legacyUID     = "controller-uid"
@@ -141,17 +141,17 @@ func defaultFailurePolicy(spec *batchv1.JobSpec) {
 	}
 }
 
-// dropScheduling removes the alpha field for workload scheduling, unless the stored job has it.
-// (KEP-5547)
+// dropScheduling clears the field for workload scheduling, an alpha feature, unless the stored spec
+// was has the field set. was is nil on create. (KEP-5547)
 func dropScheduling(spec, was *batchv1.JobSpec) {
 	if was == nil || was.Scheduling == nil {
 		spec.Scheduling = nil
 	}
 }
 
-// generateSelector generates a selector of the job's pods by UID, and adds the labels to the pod
-// template. If the job's labels were defaulted from the template, both share the map, so the job
-// also gets the generated labels, by which clients find their jobs.
+// generateSelector sets the selector of a new Job to its UID and adds the matching labels to the
+// pod template, unless the user manages the selector. If the Job's labels were defaulted from the
+// template, both share the map, so the Job also gets the labels, by which clients find Jobs.
 func generateSelector(j *batchv1.Job) {
 	if api.ValueOf(j.Spec.ManualSelector) {
 		return

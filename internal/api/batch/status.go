@@ -13,7 +13,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// progress is the summary of a Job's conditions.
+// progress contains which conditions of a Job's status are true, for comparing the old and the new
+// status.
 type progress struct {
 	complete, failed, failureTarget, successMet bool
 	// suspended and resumed are set if the Suspended condition is true or false, respectively.
@@ -74,7 +75,9 @@ func validateJobStatus(j, old *batchv1.Job) field.ErrorList {
 	return append(errs, validateJobProgress(j, old, is, was, path)...)
 }
 
-// validateFinished checks the consistency of the conditions, counts and times of a finished Job.
+// validateFinished checks that the conditions, counts and times of the Job's status are consistent
+// if it is finished. o is the stored status; is and was are the progress of the new and the stored
+// status. Rules only apply if a field that they contain has changed.
 func validateFinished(j *batchv1.Job, o *batchv1.JobStatus, is, was progress, path *field.Path) field.ErrorList {
 	s := &j.Status
 	var errs field.ErrorList
@@ -119,7 +122,8 @@ func validateFinished(j *batchv1.Job, o *batchv1.JobStatus, is, was progress, pa
 	return errs
 }
 
-// validateIndexes validates the completed and failed indexes.
+// validateIndexes validates the lists of completed and failed indexes in the Job's status, if they
+// differ from those in the stored status o.
 func validateIndexes(j *batchv1.Job, o *batchv1.JobStatus, path *field.Path) field.ErrorList {
 	s := &j.Status
 	var errs field.ErrorList
@@ -150,7 +154,9 @@ func validateIndexes(j *batchv1.Job, o *batchv1.JobStatus, path *field.Path) fie
 	return errs
 }
 
-// validateJobProgress rejects updates that revert the progress of a Job.
+// validateJobProgress rejects status updates that revert the progress of a Job, such as removing a
+// terminal condition or decreasing a counter. is and was are the progress of the new and the stored
+// status.
 func validateJobProgress(j, old *batchv1.Job, is, was progress, path *field.Path) field.ErrorList {
 	s, o := &j.Status, &old.Status
 	var errs field.ErrorList
@@ -194,7 +200,7 @@ func validateJobProgress(j, old *batchv1.Job, is, was progress, path *field.Path
 	return errs
 }
 
-// indexes is an interval of indexes, including both ends.
+// indexes is an interval of completion indexes of an indexed Job, including both ends.
 type indexes struct{ from, to int }
 
 // parseIndexes parses a list such as "1,3-5". All indexes must be less than completions.
@@ -216,7 +222,8 @@ func parseIndexes(text string, completions int) ([]indexes, error) {
 	return out, nil
 }
 
-// parseInterval parses "3" or "3-5".
+// parseInterval parses one element of a list of indexes, "3" or "3-5". All indexes must be less
+// than completions.
 func parseInterval(text string, completions int) (indexes, error) {
 	parts := strings.Split(text, "-")
 	if len(parts) > 2 {
@@ -242,8 +249,8 @@ func parseInterval(text string, completions int) (indexes, error) {
 	return indexes{ends[0], ends[1]}, nil
 }
 
-// overlap returns the first index that is in both lists. Invalid intervals are ignored, because
-// they have been reported already.
+// overlap returns the first index that is in both lists a and b, and whether there is one. Invalid
+// intervals are ignored, because validateIndexes has reported them already.
 func overlap(a, b string, completions int) (int, bool) {
 	var lists [2][]indexes
 	for i, text := range []string{a, b} {

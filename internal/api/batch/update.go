@@ -30,7 +30,8 @@ func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
 	return errs
 }
 
-// validateCompletionsUpdate allows scaling an indexed job together with its parallelism.
+// validateCompletionsUpdate checks that an update does not change the completions, except those of
+// an indexed Job together with its parallelism, which scales the Job.
 func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	if api.ValueOf(is.CompletionMode) != batchv1.IndexedCompletion {
 		return apivalidation.ValidateImmutableField(is.Completions, was.Completions, path)
@@ -48,8 +49,8 @@ func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field
 	return nil
 }
 
-// validateTemplateUpdate allows changes of scheduling directives and resources while a job is
-// suspended and has no pods.
+// validateTemplateUpdate checks that an update does not change the pod template. While a Job is
+// suspended and has no active pods, its scheduling directives and resources may change.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives
 // https://kep.k8s.io/5440
@@ -66,7 +67,8 @@ func validateTemplateUpdate(j, old *batchv1.Job, path *field.Path) field.ErrorLi
 	return apivalidation.ValidateImmutableField(is.Spec, was.Spec, path.Child("spec"))
 }
 
-// isSuspended reports whether a job is suspended, has no active pods and has not been started since.
+// isSuspended reports whether a Job is suspended and the controller has acted on it: it has no
+// active pods, and has either never started or has the condition Suspended.
 func isSuspended(j *batchv1.Job) bool {
 	suspended := slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
 		return c.Type == batchv1.JobSuspended && c.Status == corev1.ConditionTrue
@@ -74,7 +76,8 @@ func isSuspended(j *batchv1.Job) bool {
 	return api.ValueOf(j.Spec.Suspend) && (j.Status.StartTime == nil || suspended) && j.Status.Active == 0
 }
 
-// withNodeAffinityOf returns was with the node affinity of other.
+// withNodeAffinityOf returns a copy of the affinity was with the node affinity of other, so that a
+// comparison with other ignores changes of the node affinity. Both may be nil.
 func withNodeAffinityOf(was, other *corev1.Affinity) *corev1.Affinity {
 	out := corev1.Affinity{}
 	if was != nil {
@@ -89,7 +92,9 @@ func withNodeAffinityOf(was, other *corev1.Affinity) *corev1.Affinity {
 	return &out
 }
 
-// copyResources copies the resources of containers, matched by position and name.
+// copyResources copies the resources of containers from from to to, so that a comparison ignores
+// changes of resources. Containers with a different name at the same position are skipped; if the
+// lengths differ, nothing is copied.
 func copyResources(to, from []corev1.Container) {
 	if len(to) != len(from) {
 		return

@@ -21,7 +21,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// Size limits of jobs.
+// Limits of Jobs and their failure and success policies.
 const (
 	maxIndexedParallelism = 100000
 	maxIndexedCompletions = 100000
@@ -38,7 +38,8 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 	return append(errs, validateHostname(j)...)
 }
 
-// validateHostname validates the longest hostname of an indexed pod.
+// validateHostname checks that the hostnames of an indexed Job's pods are valid DNS labels. It
+// validates that of the last index, which is the longest.
 func validateHostname(j *batchv1.Job) field.ErrorList {
 	if api.ValueOf(j.Spec.CompletionMode) != batchv1.IndexedCompletion || api.ValueOf(j.Spec.Completions) <= 0 {
 		return nil
@@ -50,8 +51,9 @@ func validateHostname(j *batchv1.Job) field.ErrorList {
 	return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), j.Name, "will not able to create pod with invalid DNS label: "+name)}
 }
 
-// validateGeneratedSelector validates the selector and labels of generateSelector, which can
-// conflict with values set by the user.
+// validateGeneratedSelector checks that the selector and the labels of the pod template are those
+// of generateSelector, because the user may have set others. It does nothing if the user manages
+// the selector.
 func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
 	if api.ValueOf(j.Spec.ManualSelector) || j.Spec.Selector == nil {
 		return nil
@@ -88,7 +90,8 @@ func nonNegative[T int32 | int64](p *T, path *field.Path) field.ErrorList {
 	return apivalidation.ValidateNonnegativeField(int64(*p), path)
 }
 
-// validateJobSpec validates a spec. stored is the selector of the existing job, nil on create.
+// validateJobSpec validates a Job's spec. stored is the selector of the stored Job, whose invalid
+// label values remain valid, or nil on create.
 func validateJobSpec(spec *batchv1.JobSpec, stored *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	errs := validateJobBase(spec, path)
 	if spec.Selector == nil {
@@ -361,7 +364,8 @@ func countIndexes(text string, completions int32) (int32, error) {
 	return int32(count), nil
 }
 
-// validateUncounted validates the terminated pods that are not counted yet.
+// validateUncounted validates status.uncountedTerminatedPods: the UIDs of terminated pods that the
+// controller has not added to the counters yet must be set and unique.
 func validateUncounted(pods *batchv1.UncountedTerminatedPods, path *field.Path) field.ErrorList {
 	if pods == nil {
 		return nil

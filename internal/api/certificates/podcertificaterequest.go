@@ -96,7 +96,8 @@ func podCertificateRequest() api.Kind[*certificatesv1.PodCertificateRequest] {
 	}
 }
 
-// internalSpec formats a spec with two fields of v1beta1 that upstream's validation still includes.
+// internalSpec returns a spec in the form in which upstream's error messages show it, with two
+// fields of v1beta1 that v1 does not have.
 func internalSpec(s *certificatesv1.PodCertificateRequestSpec) any {
 	return struct {
 		SignerName                       string
@@ -116,14 +117,15 @@ func internalSpec(s *certificatesv1.PodCertificateRequestSpec) any {
 	}
 }
 
-// outcomes are the condition types of finished requests.
+// outcomes are the condition types of a finished request, of which it has one.
 var outcomes = []string{
 	certificatesv1.PodCertificateRequestConditionTypeIssued,
 	certificatesv1.PodCertificateRequestConditionTypeDenied,
 	certificatesv1.PodCertificateRequestConditionTypeFailed,
 }
 
-// outcome returns the outcome of a request, or an empty string if it is pending.
+// outcome returns the condition type with which a request has finished, or an empty string if it is
+// pending.
 func outcome(r *certificatesv1.PodCertificateRequest) string {
 	for _, t := range outcomes {
 		for _, c := range r.Status.Conditions {

@@ -81,7 +81,8 @@ func checkPodRequest(r *certificatesv1.PodCertificateRequest) field.ErrorList {
 	return e.List
 }
 
-// checkStub validates a DER-encoded PKCS#10 request and its key type.
+// checkStub validates stub, the DER-encoded PKCS#10 request that contains the pod's public key: the
+// key must be of a supported type, and the signature must prove the possession of the private key.
 func checkStub(e *validate.Errors, stub []byte, at *field.Path) {
 	if len(stub) > maxStubRequest {
 		e.Add(field.ErrorList{field.TooLong(at, stub, maxStubRequest)})
@@ -156,8 +157,9 @@ func checkPodRequestStatus(r, old *certificatesv1.PodCertificateRequest) field.E
 	return e.List
 }
 
-// checkIssued checks that the certificate matches the request. It stops at the first error that
-// makes further checks pointless.
+// checkIssued checks that the certificate chain and the times in the status of r, which a signer
+// has just issued, match the request in old. It stops at the first error that makes further checks
+// pointless.
 func checkIssued(e *validate.Errors, r, old *certificatesv1.PodCertificateRequest) {
 	status := field.NewPath("status")
 	chain := status.Child("certificateChain")
@@ -240,8 +242,10 @@ func checkLeafNames(e *validate.Errors, leaf *x509.Certificate, at *field.Path) 
 	}
 }
 
-// checkTimes compares the status with the validity of the certificate, and the validity with the
-// maximum lifetime. All times must be set.
+// checkTimes checks that the times in the status are those of the certificate, that the certificate
+// is valid from now on for at most the requested lifetime, and that it is refreshed at least 10
+// minutes before it expires. It reports whether there is no error. All times in the status must be
+// set.
 func checkTimes(e *validate.Errors, r *certificatesv1.PodCertificateRequest, leaf *x509.Certificate) bool {
 	status := field.NewPath("status")
 	from, until, refresh := r.Status.NotBefore.Time, r.Status.NotAfter.Time, r.Status.BeginRefreshAt.Time

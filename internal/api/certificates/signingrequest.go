@@ -18,7 +18,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// csr is the type of the kind.
+// csr abbreviates the Go type of the kind CertificateSigningRequest.
 type csr = *certificatesv1.CertificateSigningRequest
 
 func signingRequest() api.Kind[csr] {
@@ -80,7 +80,8 @@ func signingRequest() api.Kind[csr] {
 	}
 }
 
-// prepareSigningRequest sets the user information of the requester. Clients cannot set it.
+// prepareSigningRequest sets the user fields of a new request to the authenticated user of ctx,
+// because signers trust them, and clears the status.
 func prepareSigningRequest(ctx context.Context, r csr) {
 	r.Spec.Username, r.Spec.UID, r.Spec.Groups, r.Spec.Extra = "", "", nil, nil
 	if u, ok := request.UserFrom(ctx); ok {
@@ -95,8 +96,8 @@ func prepareSigningRequest(ctx context.Context, r csr) {
 	r.Status = certificatesv1.CertificateSigningRequestStatus{}
 }
 
-// keepConditions reverts changes to conditions of one type, unless conditions were added or
-// removed, which validation rejects.
+// keepConditions reverts changes to conditions of the type t in a status update. If the number of
+// these conditions has changed, it does nothing, and validation rejects the update.
 func keepConditions(r, old csr, t certificatesv1.RequestConditionType) {
 	was := conditions(old, t)
 	if len(was) != len(conditions(r, t)) {
@@ -111,7 +112,8 @@ func keepConditions(r, old csr, t certificatesv1.RequestConditionType) {
 	}
 }
 
-// stampConditions sets missing timestamps of conditions.
+// stampConditions sets missing timestamps of conditions to now. The transition time of a condition
+// whose status has not changed is taken from old.
 func stampConditions(r, old csr) {
 	now := metav1.Now()
 	for i := range r.Status.Conditions {
@@ -161,7 +163,7 @@ func signingRequestState(r csr) string {
 	return state
 }
 
-// conditions returns the conditions of a type.
+// conditions returns the conditions of r that have the type t.
 func conditions(r csr, t certificatesv1.RequestConditionType) []certificatesv1.CertificateSigningRequestCondition {
 	var found []certificatesv1.CertificateSigningRequestCondition
 	for _, c := range r.Status.Conditions {

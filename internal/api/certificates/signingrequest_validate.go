@@ -17,10 +17,10 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// minExpiration is the minimum requested lifetime in seconds.
+// minExpiration is the minimum certificate lifetime that a request may specify, in seconds.
 const minExpiration = 600
 
-// usages are the allowed key usages, sorted as in error messages.
+// usages are the key usages that a request may specify, sorted as in upstream's error message.
 var usages = func() []string {
 	all := []certificatesv1.KeyUsage{
 		certificatesv1.UsageSigning, certificatesv1.UsageDigitalSignature, certificatesv1.UsageContentCommitment,
@@ -45,7 +45,8 @@ var permanentConditions = []certificatesv1.RequestConditionType{
 	certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed,
 }
 
-// endpoint is the endpoint by which a request is updated.
+// endpoint is the endpoint by which a client updates a signing request: the object itself or one of
+// its subresources status and approval.
 type endpoint int
 
 const (
@@ -54,7 +55,8 @@ const (
 	approvalEndpoint
 )
 
-// ParseRequest parses the PEM-encoded PKCS#10 request of a signing request.
+// ParseRequest parses spec.request of a CertificateSigningRequest: a PKCS#10 request in a PEM
+// block. It does not check the signature.
 func ParseRequest(data []byte) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
@@ -63,7 +65,8 @@ func ParseRequest(data []byte) (*x509.CertificateRequest, error) {
 	return x509.ParseCertificateRequest(block.Bytes)
 }
 
-// checkSigningRequest validates r. Errors that old already has are ignored. old is nil on create.
+// checkSigningRequest validates r. old is the stored object, or nil on create. Kinds of errors that
+// old has as well are ignored, because they could be created in the past.
 func checkSigningRequest(r, old csr) field.ErrorList {
 	var e validate.Errors
 	spec := field.NewPath("spec")
@@ -164,7 +167,8 @@ func checkConditions(e *validate.Errors, r, old csr) {
 	}
 }
 
-// checkCertificates checks that PEM data contains only certificates. Empty data is valid.
+// checkCertificates checks that data, the issued certificate of a request, consists of PEM-encoded
+// certificates without PEM headers. Empty data is valid.
 func checkCertificates(data []byte) error {
 	if len(data) == 0 {
 		return nil
@@ -196,8 +200,9 @@ func checkCertificates(data []byte) error {
 	return nil
 }
 
-// checkUpdate checks which conditions and fields can change at an endpoint: approval and status are
-// separate, so that permissions for them can be granted separately.
+// checkUpdate validates an update by the endpoint by. Only the subresource approval may add the
+// conditions Approved and Denied, and only status may set the certificate, so that the permissions
+// for both can be granted separately.
 func checkUpdate(r, old csr, by endpoint) field.ErrorList {
 	e := validate.Errors{List: checkSigningRequest(r, old)}
 	at := field.NewPath("status", "conditions")

@@ -63,7 +63,9 @@ func clusterTrustBundle() api.Kind[*certificatesv1.ClusterTrustBundle] {
 	}
 }
 
-// bundleName validates the name of a bundle, which must start with the name of its signer.
+// bundleName returns the error messages for the name of a ClusterTrustBundle, which must start with
+// the name of its signer, with colons instead of slashes, and otherwise not contain a colon. prefix
+// is set if name is the prefix of a generated name.
 func bundleName(signer, name string, prefix bool) []string {
 	if signer == "" {
 		if strings.Contains(name, ":") {
@@ -91,7 +93,8 @@ func checkTrustBundle(b, old *certificatesv1.ClusterTrustBundle) field.ErrorList
 	return e.List
 }
 
-// checkAnchors checks that PEM data contains distinct CA certificates.
+// checkAnchors checks that text consists of distinct PEM-encoded CA certificates, without PEM
+// headers, and is at most maxTrustBundle bytes long.
 func checkAnchors(e *validate.Errors, text string, at *field.Path) {
 	if len(text) > maxTrustBundle {
 		e.Add(field.ErrorList{field.TooLong(at, "", maxTrustBundle)})

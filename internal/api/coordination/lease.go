@@ -77,8 +77,8 @@ func validateLeaseSpec(spec *coordinationv1.LeaseSpec, path *field.Path) field.E
 	return errs
 }
 
-// validateStrategy validates the name of a coordinated election strategy: a Kubernetes strategy, or
-// a domain-prefixed name.
+// validateStrategy validates the name of a strategy for coordinated leader election: one of
+// Kubernetes, or a name with a domain.
 func validateStrategy(strategy coordinationv1.CoordinatedLeaseStrategy, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	path = path.Child("strategy") // duplicated as in upstream

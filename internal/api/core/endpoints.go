@@ -92,14 +92,16 @@ func validateEndpoints(ep, old *corev1.Endpoints) field.ErrorList {
 	return e.List
 }
 
-// eachAddress calls visit for all addresses, ready and not ready, with their paths.
+// eachAddress calls visit for all addresses in ep, ready and not ready, with the field path of each
+// address.
 func eachAddress(ep *corev1.Endpoints, visit func(*corev1.EndpointAddress, *field.Path)) {
 	for i := range ep.Subsets {
 		addressesOf(&ep.Subsets[i], field.NewPath("subsets").Index(i), visit)
 	}
 }
 
-// addressesOf calls visit for the addresses of one subset.
+// addressesOf calls visit for all addresses of the subset at the path at, ready and not ready, with
+// the field path of each address.
 func addressesOf(s *corev1.EndpointSubset, at *field.Path, visit func(*corev1.EndpointAddress, *field.Path)) {
 	for j := range s.Addresses {
 		visit(&s.Addresses[j], at.Child("addresses").Index(j))
@@ -131,7 +133,8 @@ func endpointsWarnings(_ context.Context, ep, _ *corev1.Endpoints) []string {
 	return out
 }
 
-// formatEndpoints formats the first three ready endpoints.
+// formatEndpoints returns the cell of the column Endpoints: the first three ready endpoints as
+// address:port, and the number of others. It returns "<none>" if there are no subsets.
 func formatEndpoints(ep *corev1.Endpoints) string {
 	const most = 3
 	var shown []string

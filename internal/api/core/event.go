@@ -64,9 +64,10 @@ func event() api.Kind[*corev1.Event] {
 	}
 }
 
-// validateEvent validates an event. Events with an eventTime are of the newer kind and must specify
-// the reporting controller and the action. reporter is the name of the field with the reporting
-// controller in the API version that the client uses.
+// validateEvent validates an event. An event with an eventTime is created in the way of
+// events.k8s.io, so it must also specify the reporting controller, its instance, the action and the
+// reason. reporter is the name of the field with the reporting controller in the API version that
+// the client uses.
 func validateEvent(ev *corev1.Event, reporter string) field.ErrorList {
 	e := &validate.Errors{}
 	object, mismatch := field.NewPath("involvedObject", "namespace"), "does not match event.namespace"
@@ -121,7 +122,8 @@ func eventFields(ev *corev1.Event) fields.Set {
 	}
 }
 
-// eventRow returns an event as a table row with the columns of core/v1.
+// eventRow returns the cells of an event for the columns of core/v1. events.k8s.io/v1 has the same
+// columns.
 func eventRow(ev *corev1.Event) []any {
 	micro := func(t metav1.MicroTime) string { return api.Age(metav1.Time(t)) }
 	first := api.Age(ev.FirstTimestamp)

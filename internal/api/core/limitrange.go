@@ -58,8 +58,9 @@ func limitRange() api.Kind[*corev1.LimitRange] {
 	}
 }
 
-// defaultLimits sets missing limits of containers: the default limit from the maximum, the default
-// request from the default limit or else from the minimum.
+// defaultLimits sets missing values of a limit range item. For containers, the default limit is set
+// from the maximum, and the default request from the default limit or else from the minimum. It
+// also rounds all quantities.
 func defaultLimits(l *corev1.LimitRangeItem) {
 	if l.Type == corev1.LimitTypeContainer {
 		if l.Default == nil {
@@ -150,7 +151,9 @@ func validateLimits(e *validate.Errors, l *corev1.LimitRangeItem, at *field.Path
 	}
 }
 
-// limitOrder checks that the values of one resource are consistent.
+// limitOrder checks that the values of the resource name in a limit range item are consistent, such
+// as min <= default <= max. defaults and requests are the default limits and default requests to
+// check; they are nil for items of the type Pod.
 func limitOrder(e *validate.Errors, l *corev1.LimitRangeItem, defaults, requests corev1.ResourceList, name corev1.ResourceName, at *field.Path) {
 	least, hasLeast := l.Min[name]
 	most, hasMost := l.Max[name]

@@ -16,9 +16,9 @@ import (
 )
 
 // namespace returns the kind Namespace. A namespace is created with the finalizer "kubernetes" in
-// its spec and phase Active. A delete request only marks it. The namespace controller deletes its
-// content and then removes the finalizer with the finalize subresource, which deletes the
-// namespace.
+// its spec and phase Active. A delete request only sets its deletionTimestamp and the phase
+// Terminating. The namespace controller then deletes its content and removes the finalizer with the
+// finalize subresource, after which the API server deletes the namespace.
 func namespace() api.Kind[*corev1.Namespace] {
 	return api.Kind[*corev1.Namespace]{
 		Names: api.Names{
@@ -101,7 +101,8 @@ func namespace() api.Kind[*corev1.Namespace] {
 	}
 }
 
-// setNameLabel adds a label with the name, for label selectors.
+// setNameLabel sets the label kubernetes.io/metadata.name to the name, so that label selectors can
+// select the namespace by name.
 func setNameLabel(ns *corev1.Namespace) {
 	if ns.Labels == nil {
 		ns.Labels = map[string]string{}
@@ -109,8 +110,9 @@ func setNameLabel(ns *corev1.Namespace) {
 	ns.Labels[corev1.LabelMetadataName] = ns.Name
 }
 
-// validateNamespaceFinalizers validates the finalizers. at returns the error path of a finalizer
-// from the path of the list and its index.
+// validateNamespaceFinalizers validates the finalizers in a namespace's spec. at returns the path
+// to report for a finalizer, from the path of the list and the index: as in upstream, requests for
+// the namespace itself report the path of the list.
 func validateNamespaceFinalizers(ns *corev1.Namespace, at func(*field.Path, int) *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("spec", "finalizers")

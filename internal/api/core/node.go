@@ -248,7 +248,8 @@ func validateNodeUpdate(_ context.Context, n, old *corev1.Node) field.ErrorList 
 	return e.List
 }
 
-// nodeConfig validates the remaining fields of dynamic kubelet configuration.
+// nodeConfig validates the fields of dynamic kubelet configuration, a removed feature. Nodes that
+// were stored with these fields keep them.
 func nodeConfig(e *validate.Errors, n *corev1.Node) {
 	if s := n.Spec.ConfigSource; s != nil {
 		configSource(e, s, field.NewPath("spec", "configSource"), false)
@@ -266,8 +267,9 @@ func nodeConfig(e *validate.Errors, n *corev1.Node) {
 	}
 }
 
-// configSource validates a reference to a ConfigMap. A resolved reference must contain UID and
-// resourceVersion, a desired one must not.
+// configSource validates a node's reference to a ConfigMap with its kubelet configuration. If
+// resolved is set, the reference is in the status and must contain the UID and resourceVersion of
+// the ConfigMap. Otherwise it is in the spec and must not contain them.
 func configSource(e *validate.Errors, s *corev1.NodeConfigSource, at *field.Path, resolved bool) {
 	m := s.ConfigMap
 	if m == nil {

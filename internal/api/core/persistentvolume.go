@@ -116,7 +116,9 @@ func validatePersistentVolumeUpdate(_ context.Context, pv, old *corev1.Persisten
 	return e.List
 }
 
-// sameNodes compares node affinities, and treats a deprecated label and its replacement as equal.
+// sameNodes reports whether the updated node affinity of a volume selects the same nodes as the
+// stored one. Replacing a deprecated label such as beta.kubernetes.io/os by its stable name is not
+// a change.
 func sameNodes(is, was *corev1.VolumeNodeAffinity) bool {
 	renamed := was.DeepCopy()
 	if is == nil || is.Required == nil || renamed.Required == nil {
@@ -137,7 +139,7 @@ func sameNodes(is, was *corev1.VolumeNodeAffinity) bool {
 	return apiequality.Semantic.DeepEqual(is, renamed)
 }
 
-// stableLabel returns the replacement of a deprecated node label.
+// stableLabel returns the stable name of a deprecated node label, and key itself for other labels.
 func stableLabel(key string) string {
 	switch key {
 	case corev1.LabelFailureDomainBetaZone:
@@ -154,8 +156,8 @@ func stableLabel(key string) string {
 	return key
 }
 
-// preparePersistentVolumeStatus sets the time of the last phase transition if the client has not
-// set it.
+// preparePersistentVolumeStatus reverts changes of the spec in a status update, and sets the time
+// of the last phase transition to now if the phase has changed and the client has not set the time.
 func preparePersistentVolumeStatus(_ context.Context, pv, old *corev1.PersistentVolume) {
 	old.Spec.DeepCopyInto(&pv.Spec)
 	is, was := &pv.Status, &old.Status
@@ -206,7 +208,8 @@ func persistentVolumeWarnings(_ context.Context, pv, _ *corev1.PersistentVolume)
 	return out
 }
 
-// formatAccessModes formats access modes as abbreviations in a fixed order.
+// formatAccessModes returns the cell of the column Access Modes: abbreviations such as "RWO,ROX" in
+// a fixed order.
 func formatAccessModes(modes []corev1.PersistentVolumeAccessMode) string {
 	var out []string
 	for _, m := range [...]struct {
@@ -225,7 +228,7 @@ func formatAccessModes(modes []corev1.PersistentVolumeAccessMode) string {
 	return strings.Join(out, ",")
 }
 
-// orUnset formats an optional name.
+// orUnset returns the string that s points to, or "<unset>" if s is nil.
 func orUnset[T ~string](s *T) string {
 	if s == nil {
 		return "<unset>"

@@ -99,8 +99,9 @@ func validateClaim(c *corev1.PersistentVolumeClaim) field.ErrorList {
 	return e.List
 }
 
-// validateClaimUpdate allows updates that bind a claim, expand it, or change its volume attributes
-// class.
+// validateClaimUpdate validates an update of a claim itself. The spec is immutable, except for
+// changes that bind the claim to a volume, set the storage class from the deprecated annotation,
+// expand a bound claim, or change its volume attributes class.
 func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim) field.ErrorList {
 	e, path := &validate.Errors{}, field.NewPath("spec")
 	e.Add(validateClaim(c))
@@ -136,8 +137,10 @@ func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim
 	return e.List
 }
 
-// keepStorageClass allows setting the storage class in the spec if it equals the annotation or was
-// not set. It removes that change from is.
+// keepStorageClass validates a change of a claim's storage class, in the spec or in the deprecated
+// annotation. The spec may be set if it had no storage class and equals the annotation, or if there
+// was no annotation; keepStorageClass then clears the class in is, the copy of the spec that the
+// caller compares with the stored spec.
 func keepStorageClass(e *validate.Errors, c, old *corev1.PersistentVolumeClaim, is *corev1.PersistentVolumeClaimSpec) {
 	const key = corev1.BetaStorageClassAnnotation
 	was, had := old.Annotations[key]
@@ -187,8 +190,8 @@ func validateClaimStatus(_ context.Context, c, _ *corev1.PersistentVolumeClaim) 
 	return e.List
 }
 
-// claimResource validates the name of an allocated resource of a claim: storage or a
-// domain-prefixed name.
+// claimResource validates the name of an allocated resource in a claim's status: storage or a name
+// with a domain. It reports whether the name is valid.
 func claimResource(e *validate.Errors, name corev1.ResourceName, at *field.Path) bool {
 	before := len(e.List)
 	e.InvalidAll(at, string(name), validation.IsQualifiedName(string(name)))

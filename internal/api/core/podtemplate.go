@@ -61,7 +61,8 @@ func podTemplate() api.Kind[*corev1.PodTemplate] {
 	}
 }
 
-// formatContainers formats the names and images of containers.
+// formatContainers returns the cells of the columns Containers and Images: the names and the images
+// of containers, joined with commas.
 func formatContainers(containers []corev1.Container) (string, string) {
 	names, images := make([]string, len(containers)), make([]string, len(containers))
 	for i := range containers {

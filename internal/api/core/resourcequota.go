@@ -157,7 +157,8 @@ func isScope(scope corev1.ResourceQuotaScope) bool {
 	return false
 }
 
-// scopeFits reports whether a scope applies to the objects that a resource counts.
+// scopeFits reports whether a quota with the scope can limit the resource name, because the scope
+// applies to the objects that the resource counts.
 func scopeFits(scope corev1.ResourceQuotaScope, name corev1.ResourceName) bool {
 	switch scope {
 	case corev1.ResourceQuotaScopeBestEffort:
@@ -213,7 +214,8 @@ func quotaRow(q *corev1.ResourceQuota) []any {
 	return []any{q.Name, strings.Join(requests, ", "), strings.Join(limits, ", "), api.Age(q.CreationTimestamp)}
 }
 
-// quotaWarnings warns about limits that are lower than the requests.
+// quotaWarnings returns a warning for each resource whose hard limit of requests exceeds the hard
+// limit of limits.
 func quotaWarnings(hard corev1.ResourceList) []string {
 	var out []string
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceStorage, corev1.ResourceEphemeralStorage} {

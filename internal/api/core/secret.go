@@ -135,7 +135,7 @@ func validateSecretChanges(_ context.Context, s, old *corev1.Secret) field.Error
 	return e.List
 }
 
-// secretWarnings warns about a TLS certificate and key that do not match.
+// secretWarnings warns about a TLS Secret whose certificate and key are invalid or do not match.
 func secretWarnings(_ context.Context, s, _ *corev1.Secret) []string {
 	if s.Type != corev1.SecretTypeTLS {
 		return nil

@@ -19,9 +19,9 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// service returns the kind Service, without the allocation of cluster IPs, IP families and node
-// ports. The allocator sets these before or after validation, so validation accepts both empty and
-// allocated values.
+// service returns the kind Service. The API server allocates cluster IPs, IP families and node
+// ports in addition to this definition, before or after validation, so validation accepts both
+// empty and allocated values.
 func service() api.Kind[*corev1.Service] {
 	doc := corev1.ServiceSpec{}.SwaggerDoc()
 	return api.Kind[*corev1.Service]{
@@ -157,8 +157,8 @@ func externallyAccessible(s *corev1.ServiceSpec) bool {
 	return usesNodePorts(s) || s.Type == corev1.ServiceTypeClusterIP && len(s.ExternalIPs) > 0
 }
 
-// usesHealthCheckPort reports whether the nodes serve health checks for the service's local
-// endpoints.
+// usesHealthCheckPort reports whether the service has a health check node port, at which load
+// balancers ask each node whether it has local endpoints.
 func usesHealthCheckPort(s *corev1.ServiceSpec) bool {
 	return s.Type == corev1.ServiceTypeLoadBalancer && s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
@@ -196,8 +196,8 @@ func keepAllocated(s, old *corev1.ServiceSpec) {
 	}
 }
 
-// keepNodePorts restores the node ports of ports by name, unless the client uses them for other
-// ports.
+// keepNodePorts sets missing node ports to those that the stored service has for the port of the
+// same name, unless the client has assigned them to other ports.
 func keepNodePorts(s, old *corev1.ServiceSpec) {
 	used := map[int32]bool{}
 	for i := range s.Ports {
@@ -216,7 +216,8 @@ func keepNodePorts(s, old *corev1.ServiceSpec) {
 	}
 }
 
-// syncClusterIPs updates clusterIPs for clients that only set clusterIP.
+// syncClusterIPs updates clusterIPs in s if a client has only changed clusterIP, because older
+// clients do not set clusterIPs.
 func syncClusterIPs(s, old *corev1.ServiceSpec) {
 	if len(s.ClusterIPs) == 0 && s.ClusterIP == old.ClusterIP {
 		s.ClusterIPs = slices.Clone(old.ClusterIPs)
@@ -270,7 +271,8 @@ func equalPtr[T comparable](a, b *T) bool {
 	return *a == *b
 }
 
-// sameNodePorts reports whether all node ports were used before.
+// sameNodePorts reports whether the stored service already has all node ports of s, so that the
+// client has not chosen a new one.
 func sameNodePorts(s, old *corev1.ServiceSpec) bool {
 	for i := range s.Ports {
 		if p := s.Ports[i].NodePort; p != 0 && !slices.ContainsFunc(old.Ports, func(o corev1.ServicePort) bool { return o.NodePort == p }) {

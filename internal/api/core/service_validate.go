@@ -16,7 +16,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// validateService validates a service. old is nil on create.
+// validateService validates a service. old is the stored service, whose values in legacy notations
+// remain valid, or nil on create.
 func validateService(s, old *corev1.Service) field.ErrorList {
 	e, path := &validate.Errors{}, field.NewPath("spec")
 	spec := &s.Spec
@@ -219,7 +220,8 @@ func serviceAddresses(e *validate.Errors, spec, before *corev1.ServiceSpec, path
 
 const onlyLoadBalancer = "may only be used when `type` is 'LoadBalancer'"
 
-// serviceSourceRanges validates the source ranges of a load balancer. old may be nil.
+// serviceSourceRanges validates the source ranges of a load balancer, in the spec or in the
+// annotation that preceded the field. old is the stored service, or nil on create.
 func serviceSourceRanges(e *validate.Errors, s, old *corev1.Service, path *field.Path) {
 	var before corev1.Service
 	if old != nil {
@@ -324,7 +326,8 @@ func validateServiceUpdate(_ context.Context, s, old *corev1.Service) field.Erro
 	return e.List
 }
 
-// clusterIPsUpdate allows adding and removing the second family. The first one is immutable.
+// clusterIPsUpdate validates an update of the cluster IPs. The IP of the second family may be
+// added, and removed if the policy becomes SingleStack. The first one is immutable.
 func clusterIPsUpdate(e *validate.Errors, s, old *corev1.ServiceSpec, path *field.Path) {
 	if isHeadless(s) && isHeadless(old) {
 		return

@@ -39,8 +39,8 @@ func serviceAccount() api.Kind[*corev1.ServiceAccount] {
 	}
 }
 
-// keepSecretNames clears all fields except the name, because the secrets are in the account's
-// namespace.
+// keepSecretNames clears all fields of the account's references to Secrets except the name, because
+// the Secrets are always in the account's namespace.
 func keepSecretNames(sa *corev1.ServiceAccount) {
 	for i := range sa.Secrets {
 		sa.Secrets[i] = corev1.ObjectReference{Name: sa.Secrets[i].Name}

@@ -77,15 +77,16 @@ func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// endpointSliceChanged reports whether the generation must be incremented. Labels count, other
-// metadata does not.
+// endpointSliceChanged reports whether an update must increment the generation: the labels, address
+// type, endpoints or ports differ from old. Other metadata does not count.
 func endpointSliceChanged(s, old *discoveryv1.EndpointSlice) bool {
 	eq := apiequality.Semantic.DeepEqual
 	return !eq(s.Labels, old.Labels) ||
 		s.AddressType != old.AddressType || !eq(s.Endpoints, old.Endpoints) || !eq(s.Ports, old.Ports)
 }
 
-// dropTopology clears the deprecated topology, which could only be set in v1beta1.
+// dropTopology clears the deprecated topology of all endpoints, which clients could only set in
+// v1beta1.
 func dropTopology(s *discoveryv1.EndpointSlice) {
 	for i := range s.Endpoints {
 		s.Endpoints[i].DeprecatedTopology = nil
@@ -128,7 +129,8 @@ func endpointsCell(endpoints []discoveryv1.Endpoint) string {
 	return list(len(endpoints), "<unset>", func(i int) []string { return endpoints[i].Addresses })
 }
 
-// list formats the first three values.
+// list returns a table cell with the first three of all values, and the number of others. at
+// returns the values of element i, 0 <= i < n. Without values, list returns empty.
 func list(n int, empty string, at func(int) []string) string {
 	const most = 3
 	var all []string

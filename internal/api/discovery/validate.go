@@ -30,8 +30,8 @@ var (
 	protocols    = []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP}
 )
 
-// validateEndpointSlice validates a slice. old is nil on create. Addresses of old may be in legacy
-// notation.
+// validateEndpointSlice validates a slice. old is the stored slice, or nil on create. Addresses
+// that old contains may be in a legacy notation, and unchanged endpoints are not validated.
 func validateEndpointSlice(s, old *discoveryv1.EndpointSlice) field.ErrorList {
 	var errs field.ErrorList
 	switch {
@@ -101,7 +101,9 @@ func validateEndpoint(e *discoveryv1.Endpoint, typ discoveryv1.AddressType, know
 	return errs
 }
 
-// validateAddress validates address number i of the list.
+// validateAddress validates the address at index i of the list at the path list. typ is the slice's
+// address type; known contains the addresses of the stored slice, which may be in a legacy
+// notation.
 func validateAddress(address string, typ discoveryv1.AddressType, known []string, list *field.Path, i int) field.ErrorList {
 	path := list.Index(i)
 	var e validate.Errors

@@ -72,7 +72,7 @@ func event() api.Kind[*eventsv1.Event] {
 	}
 }
 
-// Columns returns the table columns of events in both API groups.
+// Columns returns the table columns of events.k8s.io/v1 Events, which equal those of core/v1.
 func Columns() []metav1.TableColumnDefinition {
 	doc := corev1.Event{}.SwaggerDoc()
 	name := api.NameColumn
@@ -91,7 +91,7 @@ func Columns() []metav1.TableColumnDefinition {
 	}
 }
 
-// Row returns the table row for Columns.
+// Row returns the cells of an event, converted to core/v1, for Columns.
 func Row(e *corev1.Event) []any {
 	first := api.Age(e.FirstTimestamp)
 	if e.FirstTimestamp.IsZero() {

@@ -14,7 +14,8 @@ func Resources() []*api.Resource {
 	return []*api.Resource{event().Resource()}
 }
 
-// ToCore converts an event to the stored core/v1 Event. The result shares memory with in.
+// ToCore converts an event to core/v1, the form in which it is stored. The result shares memory
+// with in.
 func ToCore(in *eventsv1.Event) *corev1.Event {
 	out := &corev1.Event{
 		ObjectMeta:          in.ObjectMeta,
@@ -38,7 +39,7 @@ func ToCore(in *eventsv1.Event) *corev1.Event {
 	return out
 }
 
-// FromCore converts a stored event to events.k8s.io/v1. The result shares memory with in.
+// FromCore converts a stored core/v1 Event to events.k8s.io/v1. The result shares memory with in.
 func FromCore(in *corev1.Event) *eventsv1.Event {
 	out := &eventsv1.Event{
 		ObjectMeta:               in.ObjectMeta,

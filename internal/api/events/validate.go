@@ -23,8 +23,9 @@ const (
 
 // As in upstream, error paths are those of the stored core/v1 Event.
 
-// validateCreate validates a new event. It is stricter than in core/v1, where events without
-// eventTime are allowed. Metadata errors follow those of validateBoth.
+// validateCreate validates a new event, including its metadata. It is stricter than core/v1:
+// eventTime is required, and the deprecated fields must be unset. As in upstream, errors about the
+// metadata follow those of validateBoth.
 func validateCreate(e *eventsv1.Event) field.ErrorList {
 	errs := validateBoth(e)
 	errs = append(errs, apivalidation.ValidateObjectMeta(&e.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))...)
@@ -52,7 +53,8 @@ func validateCreate(e *eventsv1.Event) field.ErrorList {
 	return errs
 }
 
-// validateUpdate only allows changes of the series and the metadata, unlike core/v1.
+// validateUpdate validates an updated event. Unlike core/v1, it allows only changes of the series
+// and the metadata.
 func validateUpdate(e, old *eventsv1.Event) field.ErrorList {
 	errs := validateBoth(e)
 	errs = append(errs, validate.StandardFinalizers(e.Finalizers)...)
@@ -96,7 +98,8 @@ func validateSeries(e *eventsv1.Event) field.ErrorList {
 	return errs
 }
 
-// validateBoth validates the common fields of new and updated events.
+// validateBoth validates the fields of an event with the rules that apply to new and updated
+// events.
 func validateBoth(e *eventsv1.Event) field.ErrorList {
 	var errs field.ErrorList
 	about := e.Regarding.Namespace

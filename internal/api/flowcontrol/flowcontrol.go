@@ -17,14 +17,15 @@ func Resources() []*api.Resource {
 	return []*api.Resource{flowSchema().Resource(), priorityLevel().Resource()}
 }
 
-// keepMeta resets the metadata, except managed fields, for a status update.
+// keepMeta reverts a status update's changes to the metadata, except those of managed fields.
 func keepMeta(obj, old *metav1.ObjectMeta) {
 	managed := obj.ManagedFields
 	old.DeepCopyInto(obj)
 	obj.ManagedFields = managed
 }
 
-// validateConditions checks that condition types are set and unique.
+// validateConditions checks that the condition types of a status are set and unique. path is the
+// path of the status.
 func validateConditions[T ~string](types []T, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[T]bool{}

@@ -19,7 +19,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// defaultPrecedence is the default matching precedence.
+// defaultPrecedence is the matching precedence of FlowSchemas that specify none.
 const defaultPrecedence = int32(1000)
 
 func flowSchema() api.Kind[*flowcontrolv1.FlowSchema] {
@@ -212,7 +212,7 @@ func checkServiceAccount(e *validate.Errors, path *field.Path, s *flowcontrolv1.
 	}
 }
 
-// verbs are the verbs allowed in rules.
+// verbs are the verbs that rules of a FlowSchema may contain, in addition to "*".
 var verbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "proxy", "update", "watch"}
 
 func checkVerbs(e *validate.Errors, path *field.Path, values []string) {
@@ -276,7 +276,8 @@ func checkNonResourceRule(e *validate.Errors, path *field.Path, rule *flowcontro
 	}
 }
 
-// urlError returns why a URL path or pattern is invalid, or an empty string.
+// urlError returns why a non-resource URL of a rule is invalid, or an empty string. The last path
+// segment may be "*".
 func urlError(url string) string {
 	switch {
 	case url == "":

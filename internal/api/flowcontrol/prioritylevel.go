@@ -119,7 +119,8 @@ func defaultLevel(spec *flowcontrolv1.PriorityLevelConfigurationSpec) {
 	}
 }
 
-// zeroShares is the annotation that preserves a value of zero in v1beta3.
+// zeroShares is the annotation with which v1beta3 clients set the concurrency shares to zero,
+// because a zero field meant the default.
 const zeroShares = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares"
 
 func validateLevel(_ context.Context, p *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
@@ -193,7 +194,8 @@ func checkLevelSpec(e *validate.Errors, path *field.Path, name string, spec *flo
 	}
 }
 
-// declaredResponse performs the declarative validation of a limit response.
+// declaredResponse checks the rules of a limit response that upstream validates declaratively: the
+// type is required, and queuing is set if and only if the type is Queue.
 func declaredResponse(e *validate.Errors, path *field.Path, r *flowcontrolv1.LimitResponse) {
 	const queue = flowcontrolv1.LimitResponseTypeQueue
 	switch {

@@ -7,7 +7,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// admissionregistrationVersions: the defaults of webhooks in v1beta1 were less strict.
+// admissionregistrationVersions returns the readers of webhook configurations in v1beta1, whose
+// defaults were less strict: they ignored failures, for example.
 func admissionregistrationVersions() []version {
 	v1, beta := admissionv1.SchemeGroupVersion, admissionv1beta1.SchemeGroupVersion
 	lenient := func(failure **admissionv1.FailurePolicyType, match **admissionv1.MatchPolicyType, effects **admissionv1.SideEffectClass, seconds **int32, reviews *[]string) {

@@ -9,8 +9,9 @@ import (
 	"hyperkube/internal/api"
 )
 
-// apiextensionsVersions: in v1beta1, the schema and conversion could be specified once for all
-// versions. The library of these kinds converts.
+// apiextensionsVersions returns the reader of CustomResourceDefinitions in v1beta1, where schema,
+// columns and subresources could be specified once for all versions. It uses the conversion
+// functions of the apiextensions library.
 func apiextensionsVersions() []version {
 	return []version{
 		{"CustomResourceDefinition", apiextensionsv1.SchemeGroupVersion, apiextensionsv1beta1.SchemeGroupVersion, func(decode func(into runtime.Object) error, into api.Object) error {

@@ -14,8 +14,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// appsVersions: before v1, selectors and labels were defaulted from the template, and the update
-// strategies had other defaults.
+// appsVersions returns the readers of workloads in versions before v1: selectors and labels were
+// defaulted from the pod template, and update strategies and history limits had other defaults.
 func appsVersions() []version {
 	v1, ext := appsv1.SchemeGroupVersion, extensionsv1beta1.SchemeGroupVersion
 	return []version{
@@ -79,7 +79,8 @@ func templateGeneration(now *appsv1.DaemonSet) error {
 	return nil
 }
 
-// selectTemplate defaults the selector and the labels from the labels of the pod template.
+// selectTemplate sets a missing selector and missing labels of an object to the labels of its pod
+// template, as servers did before apps/v1. It does nothing if the template has no labels.
 func selectTemplate(meta *metav1.ObjectMeta, selector **metav1.LabelSelector, labels map[string]string) {
 	if labels == nil {
 		return

@@ -9,7 +9,8 @@ import (
 	"hyperkube/internal/api/autoscaling"
 )
 
-// autoscalingVersions: v1 uses annotations for metrics other than CPU.
+// autoscalingVersions returns the reader of HorizontalPodAutoscalers in v1, which has metrics other
+// than CPU in annotations.
 func autoscalingVersions() []version {
 	return []version{
 		{"HorizontalPodAutoscaler", autoscalingv2.SchemeGroupVersion, autoscalingv1.SchemeGroupVersion, func(decode func(into runtime.Object) error, into api.Object) error {

@@ -8,7 +8,8 @@ import (
 	"hyperkube/internal/api/certificates"
 )
 
-// certificatesVersions: in v1beta1, signer name and usages of requests were optional.
+// certificatesVersions returns the reader of CertificateSigningRequests in v1beta1, where the
+// signer name and the usages were optional.
 func certificatesVersions() []version {
 	v1 := certificatesv1.SchemeGroupVersion
 	return []version{

@@ -8,7 +8,8 @@ import (
 	discoveryv1beta1 "k8s.io/api/discovery/v1beta1"
 )
 
-// discoveryVersions: in v1beta1, the topology of endpoints contained their zone and node.
+// discoveryVersions returns the reader of EndpointSlices in v1beta1, where the topology map of an
+// endpoint contained its zone and node.
 func discoveryVersions() []version {
 	return []version{
 		{"EndpointSlice", discoveryv1.SchemeGroupVersion, discoveryv1beta1.SchemeGroupVersion, convertByName(func(old *discoveryv1beta1.EndpointSlice, now *discoveryv1.EndpointSlice) error {

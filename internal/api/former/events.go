@@ -10,7 +10,8 @@ import (
 	"hyperkube/internal/api/events"
 )
 
-// eventsVersions: events of both groups are stored as core/v1.
+// eventsVersions returns the readers of Events of the group events.k8s.io. They return core/v1
+// Events, because events of both groups are stored as core/v1.
 func eventsVersions() []version {
 	present := func(old *eventsv1.Event, now *corev1.Event) error {
 		*now = *events.ToCore(old)

@@ -7,12 +7,13 @@ import (
 	flowcontrolv1beta3 "k8s.io/api/flowcontrol/v1beta3"
 )
 
-// defaultShares is the default of a priority level without shares. Before v1, zero meant the
-// default.
+// defaultShares is the number of concurrency shares of a priority level that specifies none. Before
+// v1, zero also meant the default.
 const defaultShares = 30
 
-// flowcontrolVersions: before v1, the field of the shares had another name, and zero meant the
-// default unless an annotation was set.
+// flowcontrolVersions returns the readers of PriorityLevelConfigurations in beta versions. In the
+// first two, the field of the concurrency shares had another name; in all of them zero shares meant
+// the default, in v1beta3 unless an annotation was set.
 func flowcontrolVersions() []version {
 	v1 := flowcontrolv1.SchemeGroupVersion
 	shares := func(now *flowcontrolv1.PriorityLevelConfiguration, n int32) {

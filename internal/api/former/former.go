@@ -21,7 +21,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// SchemeName is the scheme name in errors about unknown versions.
+// SchemeName is the scheme name in errors about unknown versions. It equals upstream's, so that
+// clients see the same message.
 const SchemeName = "pkg/runtime/scheme.go:111"
 
 // reader decodes a stored object in a former version into an object in the present version. decode
@@ -78,15 +79,17 @@ var readers = func() map[schema.GroupVersionKind]map[schema.GroupVersion]reader 
 	return all
 }()
 
-// version is a former version of a kind.
+// version is the reader of one former version of a kind: present is the API version of the returned
+// objects, stored the one in etcd.
 type version struct {
 	kind            string
 	present, stored schema.GroupVersion
 	read            reader
 }
 
-// sameFields returns a reader for a version with the same fields as the present one. adapt handles the
-// differences.
+// sameFields returns a reader for a stored version with the same fields as the present one, so that
+// it is decoded directly into the present type P. adapt then handles fields with another meaning or
+// other defaults.
 func sameFields[P api.Object](adapt func(now P) error) reader {
 	return func(decode func(into runtime.Object) error, into api.Object) error {
 		now, ok := into.(P)
@@ -100,14 +103,15 @@ func sameFields[P api.Object](adapt func(now P) error) reader {
 	}
 }
 
-// message is a pointer to a published type.
+// message is implemented by pointers to the published types of objects.
 type message[T any] interface {
 	*T
 	runtime.Object
 }
 
-// convertByName returns a reader for a version with a different Go type. Fields with the same name are
-// copied before adapt is called. adapt may be nil.
+// convertByName returns a reader for a stored version with another Go type, O. The reader copies
+// fields with the same JSON name to the present type P and then calls adapt, if it is not nil, for
+// the others.
 func convertByName[O any, OP message[O], P api.Object](adapt func(old OP, now P) error) reader {
 	return func(decode func(into runtime.Object) error, into api.Object) error {
 		now, ok := into.(P)
@@ -128,7 +132,8 @@ func convertByName[O any, OP message[O], P api.Object](adapt func(old OP, now P)
 	}
 }
 
-// copyByName copies the fields that two types share, matched by their JSON names.
+// copyByName copies the fields that from and to, two pointers to structs, share. Fields are matched
+// by their JSON names, and other fields of to are not changed.
 func copyByName(from, to any) error {
 	data, err := json.Marshal(from)
 	if err != nil {

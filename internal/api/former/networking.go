@@ -18,8 +18,8 @@ func networkingVersions() []version {
 	}
 }
 
-// ingress: in v1beta1, backends contained the name and port of the service directly, and the
-// default path type was ImplementationSpecific.
+// ingress sets the fields of now that are different in v1beta1: backends contained the name and
+// port of the service directly, and the default path type was ImplementationSpecific.
 func ingress(old *networkingv1beta1.Ingress, now *networkingv1.Ingress) error {
 	if b := old.Spec.Backend; b != nil {
 		now.Spec.DefaultBackend = &networkingv1.IngressBackend{Resource: b.Resource, Service: backend(b.ServiceName, b.ServicePort)}

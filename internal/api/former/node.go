@@ -5,7 +5,7 @@ import (
 	nodev1alpha1 "k8s.io/api/node/v1alpha1"
 )
 
-// nodeVersions: in v1alpha1, RuntimeClass had a spec.
+// nodeVersions returns the reader of RuntimeClasses in v1alpha1, where the fields were in a spec.
 func nodeVersions() []version {
 	return []version{
 		{"RuntimeClass", nodev1.SchemeGroupVersion, nodev1alpha1.SchemeGroupVersion, convertByName(func(old *nodev1alpha1.RuntimeClass, now *nodev1.RuntimeClass) error {

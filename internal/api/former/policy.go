@@ -8,11 +8,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// emptyBudgetLabel is the key of selector requirements that represent the meaning of an empty
-// selector in the other version.
+// emptyBudgetLabel is the label key of a selector requirement with which one version of
+// PodDisruptionBudget expresses what an empty selector means in the other version.
 const emptyBudgetLabel = "pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match"
 
-// policyVersions: an empty selector matches no pods in v1beta1, and all pods in v1.
+// policyVersions returns the reader of PodDisruptionBudgets in v1beta1, where an empty selector
+// matches no pods. In v1 it matches all pods.
 func policyVersions() []version {
 	return []version{
 		{"PodDisruptionBudget", policyv1.SchemeGroupVersion, policyv1beta1.SchemeGroupVersion, sameFields(func(now *policyv1.PodDisruptionBudget) error {

@@ -6,8 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// rbacVersions: in v1alpha1, the protobuf field numbers of rules are different, so that decoding it
-// as v1 would grant other permissions, and subjects have an apiVersion.
+// rbacVersions returns the readers of RBAC kinds in v1alpha1. Their rules have other protobuf field
+// numbers, so that decoding them as v1 would grant other permissions, and their subjects have an
+// apiVersion instead of an API group.
 func rbacVersions() []version {
 	v1, alpha := rbacv1.SchemeGroupVersion, rbacv1alpha1.SchemeGroupVersion
 	return []version{

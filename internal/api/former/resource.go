@@ -5,8 +5,9 @@ import (
 	resourcev1beta1 "k8s.io/api/resource/v1beta1"
 )
 
-// resourceVersions: in v1beta1, the fields of an exact device request were part of the request
-// itself, and all fields of a device were in the field basic.
+// resourceVersions returns the readers of device claims and slices in v1beta1: the fields of an
+// exact device request were part of the request itself, and all fields of a device were in the
+// field basic.
 func resourceVersions() []version {
 	v1, beta := resourcev1.SchemeGroupVersion, resourcev1beta1.SchemeGroupVersion
 	return []version{

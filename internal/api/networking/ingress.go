@@ -20,7 +20,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// classAnnotation is the annotation that was replaced by spec.ingressClassName.
+// classAnnotation is the deprecated annotation with the ingress class, which spec.ingressClassName
+// has replaced.
 const classAnnotation = "kubernetes.io/ingress.class"
 
 func ingress() api.Kind[*networkingv1.Ingress] {
@@ -132,9 +133,9 @@ func addressCell(s *networkingv1.IngressLoadBalancerStatus) string {
 	return strings.Join(slices.Compact(all), ",")
 }
 
-// validateIngressSpec validates a spec. old is the spec of the stored object, nil on create. Names
-// of Secrets and the rules of wildcard hosts were not validated in the past, so they are not
-// validated if old has invalid ones.
+// validateIngressSpec validates an Ingress's spec. old is the spec of the stored object, nil on
+// create. Upstream did not validate the names of Secrets and the rules of wildcard hosts in the
+// past, so they are not validated if old has invalid ones.
 func validateIngressSpec(spec, old *networkingv1.IngressSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	anySecret := old != nil && slices.ContainsFunc(old.TLS, func(t networkingv1.IngressTLS) bool {
@@ -186,7 +187,7 @@ func validateTLSSecret(name string, path *field.Path) field.ErrorList {
 
 func hasStar(host string) bool { return strings.Contains(host, "*") }
 
-// validateHostName validates a host name, which may have a wildcard as first label.
+// validateHostName validates the name of a host, whose first label may be "*".
 func validateHostName(host string, path *field.Path) field.ErrorList {
 	check := validation.IsDNS1123Subdomain
 	if hasStar(host) {

@@ -130,7 +130,8 @@ func validateClassParameters(p *networkingv1.IngressClassParametersReference, pa
 	return errs
 }
 
-// join formats a list of values for a table cell.
+// join returns a table cell with the first most values, joined with commas, and the number of
+// others.
 func join(values []string, most int) string {
 	if len(values) > most {
 		return fmt.Sprintf("%s + %d more...", strings.Join(values[:most], ","), len(values)-most)

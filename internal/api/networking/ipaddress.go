@@ -17,8 +17,9 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// ipAddress returns the kind IPAddress, an allocated address. IPAddresses of Services are written
-// in the transaction that writes the Service.
+// ipAddress returns the kind IPAddress, which marks an address as allocated. The name is the
+// address. The API server writes the IPAddresses of a Service in the etcd transaction that writes
+// the Service.
 func ipAddress() api.Kind[*networkingv1.IPAddress] {
 	return api.Kind[*networkingv1.IPAddress]{
 		Names:   api.Names{Kind: "IPAddress", ListKind: "IPAddressList", Plural: "ipaddresses", ShortNames: []string{"ip"}},

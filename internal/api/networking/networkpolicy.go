@@ -57,7 +57,8 @@ func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
 	}
 }
 
-// networkPolicyWarnings warns about notations of IP blocks that may be rejected in the future.
+// networkPolicyWarnings returns warnings for IP blocks in a notation that future versions may
+// reject, such as leading zeros.
 func networkPolicyWarnings(_ context.Context, p, _ *networkingv1.NetworkPolicy) []string {
 	var out []string
 	peers := func(at *field.Path, peers []networkingv1.NetworkPolicyPeer) {
@@ -106,8 +107,8 @@ func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	}
 }
 
-// blocksOf returns the IP blocks of a stored policy. They remain valid even in a notation that is
-// not allowed for new ones.
+// blocksOf returns all IP blocks of a stored policy's spec. They remain valid even in a notation
+// that new IP blocks must not have.
 func blocksOf(spec *networkingv1.NetworkPolicySpec) []string {
 	var out []string
 	add := func(peers []networkingv1.NetworkPolicyPeer) {
@@ -126,8 +127,9 @@ func blocksOf(spec *networkingv1.NetworkPolicySpec) []string {
 	return out
 }
 
-// validateNetworkPolicy validates a spec. stored and known are the selector and the IP blocks of
-// the existing policy.
+// validateNetworkPolicy validates a policy's spec. stored is the pod selector and known the IP
+// blocks of the stored policy, whose invalid label values and notations remain valid; both are nil
+// on create.
 func validateNetworkPolicy(spec *networkingv1.NetworkPolicySpec, stored *metav1.LabelSelector, known []string, path *field.Path) field.ErrorList {
 	opts := validate.SelectorOptions(stored)
 	errs := metav1validation.ValidateLabelSelector(&spec.PodSelector, opts, path.Child("podSelector"))

@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// serviceCIDR returns the kind ServiceCIDR, an address range for Services.
+// serviceCIDR returns the kind ServiceCIDR, from whose ranges, one per IP family, the API server
+// allocates cluster IPs of Services.
 func serviceCIDR() api.Kind[*networkingv1.ServiceCIDR] {
 	return api.Kind[*networkingv1.ServiceCIDR]{
 		Names:   api.Names{Kind: "ServiceCIDR", Plural: "servicecidrs"},
@@ -79,7 +80,8 @@ func validateCIDRs(spec *networkingv1.ServiceCIDRSpec, path *field.Path) field.E
 	return errs
 }
 
-// validateCIDRsUpdate only allows adding the second family.
+// validateCIDRsUpdate validates an update of the ranges. An update may only add a range of the
+// second IP family.
 func validateCIDRsUpdate(spec, old *networkingv1.ServiceCIDRSpec, path *field.Path) field.ErrorList {
 	is, was := spec.CIDRs, old.CIDRs
 	if len(is) != len(was) && (len(was) != 1 || len(is) != 2) {

@@ -50,7 +50,7 @@ func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 	}
 }
 
-// validateRuntimeClass validates a class. old is nil on create.
+// validateRuntimeClass validates a class. old is the stored class, nil on create.
 func validateRuntimeClass(c, old *nodev1.RuntimeClass) field.ErrorList {
 	var errs validate.Errors
 	handler := field.NewPath("handler")
@@ -77,7 +77,7 @@ func validateRuntimeClass(c, old *nodev1.RuntimeClass) field.ErrorList {
 	return errs.List
 }
 
-// validateUnique checks that tolerations are unique.
+// validateUnique checks that no two tolerations have the same key, operator, value and effect.
 func validateUnique(tolerations []corev1.Toleration, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i := range tolerations {

@@ -2,8 +2,9 @@ package podrefs
 
 import corev1 "k8s.io/api/core/v1"
 
-// FirstAPIReference returns the first kind of API object that a pod depends on, in the words of upstream's
-// error message, or an empty string if the pod refers to none. Static pods must not refer to API
+// FirstAPIReference returns the first kind of API object that a pod depends on, as named in
+// upstream's error message, or an empty string if there is none. With it, the kubelet rejects
+// static pods and the NodeRestriction admission plugin rejects mirror pods that refer to API
 // objects.
 //
 // https://kubernetes.io/docs/tasks/configure-pod-container/static-pod/

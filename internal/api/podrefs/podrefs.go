@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Kind is the kind of a referenced object.
+// Kind is the kind of an object that a pod refers to.
 type Kind string
 
 // The kinds that Of yields.
@@ -91,7 +91,9 @@ func environment(vars []corev1.EnvVar, from []corev1.EnvFromSource, yield func(K
 	return true
 }
 
-// volume checks all volume sources, because a volume that was not validated can have more than one.
+// volume yields the objects that a volume of the named pod refers to and reports whether the
+// iteration continues. It checks all volume sources, because a volume that was not validated can
+// have more than one.
 func volume(pod string, v *corev1.Volume, yield func(Kind, string) bool) bool {
 	ends := func(r *corev1.LocalObjectReference) bool { return r != nil && !yield(Secret, r.Name) }
 	if v.Secret != nil && !yield(Secret, v.Secret.SecretName) ||

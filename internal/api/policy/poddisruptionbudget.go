@@ -80,7 +80,8 @@ func cell(v *intstr.IntOrString) string {
 	return v.String()
 }
 
-// validateSpec validates a spec. stored is the selector of the existing budget, nil on create.
+// validateSpec validates a budget's spec. stored is the selector of the stored budget, whose
+// invalid label values remain valid, or nil on create.
 func validateSpec(spec *policyv1.PodDisruptionBudgetSpec, stored *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if spec.MinAvailable != nil && spec.MaxUnavailable != nil {

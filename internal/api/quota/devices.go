@@ -24,14 +24,16 @@ var DeviceClaims = resourcev1.Resource("resourceclaims")
 
 const countDeviceClaims = corev1.ResourceName("count/resourceclaims.resource.k8s.io")
 
-// countsDevices reports whether name limits the devices of a class.
+// countsDevices reports whether name is a quota for the devices of a device class, such as
+// gpu.deviceclass.resource.k8s.io/devices.
 //
 // https://kubernetes.io/docs/concepts/policy/resource-quotas/#resource-quota-for-devices
 func countsDevices(name corev1.ResourceName) bool {
 	return strings.HasSuffix(string(name), corev1.ResourceClaimsPerClass)
 }
 
-// extendedRequest reports whether name limits the requests of an extended resource.
+// extendedRequest reports whether name is a quota for the requests of an extended resource, such as
+// requests.example.com/gpu.
 func extendedRequest(name corev1.ResourceName) bool {
 	s := string(name)
 	return strings.HasPrefix(s, requestsPrefix) && (!validate.IsNative(name) || strings.HasPrefix(s, corev1.ResourceImplicitExtendedClaimsPerClass))
@@ -43,8 +45,9 @@ func MayCountDevices(name corev1.ResourceName) bool {
 	return countsDevices(name) || extendedRequest(name)
 }
 
-// Devices provides the additional objects that are needed to compute the device usage of claims.
-// The returned objects must not be modified.
+// Devices reads the objects of other kinds that are needed to compute the device usage of
+// ResourceClaims. The callers of Claims provide it, for example from caches. The returned objects
+// must not be modified.
 type Devices struct {
 	Classes func() ([]*resourcev1.DeviceClass, error)
 	// Pod may return nil if the pod does not exist.
@@ -54,8 +57,9 @@ type Devices struct {
 	Now    func() time.Time
 }
 
-// Claims creates the evaluator of ResourceClaims. Their devices also count towards the extended
-// resources that their classes map to.
+// Claims creates the evaluator of ResourceClaims: it counts claims, their devices per device class,
+// and these devices as usage of the extended resource that their class maps to. list lists the
+// claims of a namespace.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
 func Claims(list generic.ListFuncByNamespace, devices Devices) quota.Evaluator {
@@ -91,7 +95,8 @@ func Claims(list generic.ListFuncByNamespace, devices Devices) quota.Evaluator {
 	return e
 }
 
-// extended returns the extended resource name of each class that has one.
+// extended returns the name of the extended resource of each device class that has one, by the name
+// of the class.
 func (d Devices) extended() (map[string]string, error) {
 	classes, err := d.Classes()
 	if err != nil {
@@ -106,8 +111,9 @@ func (d Devices) extended() (map[string]string, error) {
 	return out, nil
 }
 
-// add adds the devices of a claim to the usage of their extended resources, minus the usage that is
-// already counted for the pod that owns the claim.
+// add adds to used, the usage of a claim per device class, the usage of the corresponding extended
+// resources. It subtracts the usage that is already counted for the pod that owns the claim. item
+// must be a ResourceClaim.
 func (d Devices) add(used corev1.ResourceList, item runtime.Object) error {
 	claim, err := as[*resourcev1.ResourceClaim](item)
 	if err != nil {
@@ -146,9 +152,9 @@ func (d Devices) add(used corev1.ResourceList, item runtime.Object) error {
 	return nil
 }
 
-// countedByPod returns the usage that is already counted for the pod of a claim that the scheduler
-// created for extended resources. It returns nil for other claims, including claims with the
-// annotation whose owner does not match.
+// countedByPod returns the usage of the pod for whose extended resources the scheduler created the
+// claim, because quotas already count that usage. It returns nil for other claims, including claims
+// with the annotation whose owner does not match, and if the pod cannot be read.
 func (d Devices) countedByPod(claim *resourcev1.ResourceClaim) corev1.ResourceList {
 	owner := metav1.GetControllerOfNoCopy(claim)
 	if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] != "true" || owner == nil || owner.Kind != "Pod" || owner.APIVersion != "v1" {
@@ -201,7 +207,8 @@ func deviceClaims(list generic.ListFuncByNamespace) *evaluator {
 	}
 }
 
-// deviceUsage returns the maximum number of devices that a claim requests.
+// deviceUsage returns the number of claims, 1, and the maximum number of devices per device class
+// that the claim requests. item must be a ResourceClaim.
 func deviceUsage(item runtime.Object) (corev1.ResourceList, error) {
 	claim, err := as[*resourcev1.ResourceClaim](item)
 	if err != nil {

@@ -115,7 +115,8 @@ func claimChanged(old, now *corev1.PersistentVolumeClaim) bool {
 	return false
 }
 
-// attributesClasses returns the desired, current and target volume attributes classes of a claim.
+// attributesClasses returns the desired, current and target volume attributes classes of a claim,
+// without empty and duplicate names. A quota scoped to any of these classes counts the claim.
 func attributesClasses(c *corev1.PersistentVolumeClaim) []string {
 	var out []string
 	add := func(name string) {

@@ -30,8 +30,8 @@ const (
 	crossNamespaceScoped = corev1.ResourceQuotaScopeCrossNamespacePodAffinity
 )
 
-// podNames returns the resources of pods that quotas can limit, except huge pages and extended
-// resources.
+// podNames returns the resource names for which quotas limit pods, except those of huge pages and
+// extended resources, which are recognized by their prefix.
 func podNames() []corev1.ResourceName {
 	return []corev1.ResourceName{
 		countPods, corev1.ResourcePods,
@@ -82,7 +82,8 @@ func pods(list generic.ListFuncByNamespace, now func() time.Time) quota.Evaluato
 	}
 }
 
-// as converts the object to the type T.
+// as converts an object that quota's interfaces pass without a static type to the type T, or
+// returns an error if it is of another type.
 func as[T runtime.Object](item runtime.Object) (T, error) {
 	t, ok := item.(T)
 	if !ok {
@@ -112,7 +113,8 @@ func podUsage(p *corev1.Pod, now time.Time) corev1.ResourceList {
 	return quota.Add(used, compute(resourcehelper.PodRequests(p, opts), resourcehelper.PodLimits(p, opts)))
 }
 
-// compute converts requests and limits to the resource names of quotas.
+// compute converts the requests and limits of a pod or container to usage under the resource names
+// of quotas, such as cpu, requests.cpu and limits.cpu.
 func compute(requests, limits corev1.ResourceList) corev1.ResourceList {
 	used := corev1.ResourceList{corev1.ResourcePods: one()}
 	for name, q := range requests {
@@ -132,8 +134,9 @@ func compute(requests, limits corev1.ResourceList) corev1.ResourceList {
 	return used
 }
 
-// podConstraints checks that each container specifies the CPU and memory requests and limits that a
-// quota requires, unless the pod has pod-level resources.
+// podConstraints returns an error if a container does not specify the CPU or memory requests or
+// limits in required, the resource names that a quota limits. Pods with pod-level resources are
+// exempt.
 func podConstraints(required []corev1.ResourceName, item runtime.Object) error {
 	p, err := as[*corev1.Pod](item)
 	if err != nil {
@@ -168,7 +171,8 @@ func podConstraints(required []corev1.ResourceName, item runtime.Object) error {
 	return fmt.Errorf("must specify %s", strings.Join(says, "; "))
 }
 
-// terminating reports whether a pod has an active deadline.
+// terminating reports whether a pod is in the quota scope Terminating: it has an active deadline,
+// which is not negative.
 func terminating(p *corev1.Pod) bool {
 	return p.Spec.ActiveDeadlineSeconds != nil && *p.Spec.ActiveDeadlineSeconds >= 0
 }

@@ -1,5 +1,5 @@
-// Package quota computes the usage of objects that counts towards ResourceQuotas. Admission
-// reserves it before an object is stored, and the quota controller sums it up for existing objects.
+// Package quota computes which usage an object counts towards ResourceQuotas. Admission reserves this
+// usage before an object is stored, and the quota controller sums it up for existing objects.
 //
 // https://kubernetes.io/docs/concepts/policy/resource-quotas/
 package quota
@@ -20,7 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/quota/v1/generic"
 )
 
-// List lists the objects of a resource in one namespace. They must not be modified.
+// List lists the objects of a resource in one namespace. The objects must not be modified.
 type List func(resource schema.GroupVersionResource, namespace string) ([]runtime.Object, error)
 
 // CoreResources returns the resources of the core group whose evaluators New creates.
@@ -32,8 +32,9 @@ func CoreResources() []schema.GroupVersionResource {
 	return out
 }
 
-// New creates the evaluators of the resources of CoreResources. list may be nil if only the usage of
-// single objects is needed. now returns the current time.
+// New creates the evaluators of the resources of CoreResources; Count creates those of other
+// resources. list may be nil if only the usage of single objects is needed. now returns the current
+// time.
 func New(list List, now func() time.Time) quota.Registry {
 	if list == nil {
 		list = func(schema.GroupVersionResource, string) ([]runtime.Object, error) {
@@ -69,7 +70,7 @@ func Count(resource schema.GroupResource, list generic.ListFuncByNamespace) quot
 }
 
 // Ignored reports whether quotas never apply to a resource: resources that are not stored, and
-// events, which must not be lost.
+// events, because a quota must not prevent a component from recording them.
 func Ignored(r schema.GroupResource) bool {
 	switch r.Group {
 	case "":
@@ -87,7 +88,8 @@ func one() resource.Quantity { return number(1) }
 
 func number(n int) resource.Quantity { return *resource.NewQuantity(int64(n), resource.DecimalSI) }
 
-// evaluator implements quota.Evaluator with functions.
+// evaluator implements quota.Evaluator, the interface of quota admission and of the quota
+// controller, for one resource with functions.
 type evaluator struct {
 	resource schema.GroupResource
 	list     generic.ListFuncByNamespace

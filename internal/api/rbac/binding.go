@@ -29,7 +29,9 @@ func defaultSubjects(subjects []rbacv1.Subject) {
 	}
 }
 
-// validateBinding validates a binding to ref. old is the stored reference, nil on create.
+// validateBinding validates a RoleBinding or ClusterRoleBinding. ref is its reference to a role of
+// one of kinds, and old that of the stored binding, nil on create; the reference is immutable.
+// namespaced is set for RoleBindings, in which service accounts need no namespace.
 func validateBinding(ref, old *rbacv1.RoleRef, kinds []string, subjects []rbacv1.Subject, namespaced bool) field.ErrorList {
 	path := field.NewPath("roleRef")
 	errs := validateRoleRef(ref, kinds)

@@ -24,7 +24,8 @@ func Resources() []*api.Resource {
 	}
 }
 
-// validName accepts all valid path segments, such as "system:kube-scheduler".
+// validName returns the errors of an RBAC object's name. It accepts all valid path segments, such
+// as "system:kube-scheduler".
 func validName(name string, _ bool) []string {
 	return path.IsValidPathSegmentName(name)
 }

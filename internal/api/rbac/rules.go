@@ -5,7 +5,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// validateRules validates the rules of a role. Namespaced roles cannot contain non-resource URLs.
+// validateRules validates the rules of a Role, if namespaced is set, or ClusterRole. The rules of a
+// Role cannot contain non-resource URLs.
 func validateRules(rules []rbacv1.PolicyRule, namespaced bool) field.ErrorList {
 	var errs field.ErrorList
 	for i := range rules {

@@ -95,10 +95,11 @@ func claimState(c *resourcev1.ResourceClaim) string {
 	return strings.Join(states, ",")
 }
 
-// device identifies an allocated device or a share of it.
+// device identifies a device of a ResourceSlice by its driver, pool and name or, if share is set, a
+// share of a device that can be allocated multiple times.
 type device struct{ driver, pool, name, share string }
 
-// forError returns the device in the format of error messages.
+// forError returns the device as a value with the field names that upstream's error messages show.
 func (d device) forError() any {
 	out := struct {
 		Driver, Pool, Device, ShareID string
@@ -106,7 +107,7 @@ func (d device) forError() any {
 	return out
 }
 
-// deviceOf returns the device of a device status.
+// deviceOf returns the device to which an entry of a claim's status.devices belongs.
 func deviceOf(s *resourcev1.AllocatedDeviceStatus) device {
 	d := device{driver: s.Driver, pool: s.Pool, name: s.Device}
 	if s.ShareID != nil {
@@ -130,7 +131,8 @@ func allocated(c *resourcev1.ResourceClaim) []device {
 	return all
 }
 
-// dropFreedDevices drops the status of devices that were deallocated.
+// dropFreedDevices removes the entries in status.devices whose devices are allocated in old but not
+// in c anymore.
 func dropFreedDevices(c, old *resourcev1.ResourceClaim) {
 	is := allocated(c)
 	var freed []device
@@ -147,7 +149,8 @@ func dropFreedDevices(c, old *resourcev1.ResourceClaim) {
 	}
 }
 
-// dropSkipNodeOperations clears the fields of a disabled feature, unless old uses it.
+// dropSkipNodeOperations clears skipNodeOperations, fields of a disabled feature, in the allocation
+// of c, unless that of the stored claim old has them.
 func dropSkipNodeOperations(c, old *resourcev1.ResourceClaim) {
 	skips := func(c *resourcev1.ResourceClaim) bool {
 		return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool {

@@ -42,7 +42,8 @@ func resourceClaimTemplate() api.Kind[*resourcev1.ResourceClaimTemplate] {
 	}
 }
 
-// checkTemplate validates a template. old is nil on create.
+// checkTemplate validates a ResourceClaimTemplate, whose spec is immutable. old is the stored
+// template, nil on create.
 func checkTemplate(ctx context.Context, t, old *resourcev1.ResourceClaimTemplate) field.ErrorList {
 	var e checker
 	spec := field.NewPath("spec")

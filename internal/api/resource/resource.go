@@ -33,10 +33,13 @@ func Resources() []*api.Resource {
 	}
 }
 
-// generated is a generated function of k8s.io/api for the declarative validation of a type.
+// generated is the type of the functions that are generated in k8s.io/api for the declarative
+// validation of the type T.
 type generated[T any] func(ctx context.Context, op operation.Operation, at *field.Path, obj, old *T) field.ErrorList
 
-// declared runs the declarative validation. old is nil on create. Alpha rules are not enforced.
+// declared runs check, the generated declarative validation of the value obj at the path at, and
+// returns its errors, marked as declarative. old is the stored value, nil on create. It drops the
+// errors of alpha rules.
 func declared[T any](ctx context.Context, check generated[T], at *field.Path, obj, old *T) field.ErrorList {
 	op := operation.Operation{
 		Type:    operation.Create,
@@ -60,7 +63,8 @@ func declared[T any](ctx context.Context, check generated[T], at *field.Path, ob
 	return errs
 }
 
-// tagged selects the JSON format for a struct value in messages. Other values are not changed.
+// tagged wraps a struct in validate.Tagged, so that error messages show it with JSON names. It
+// returns other values unchanged.
 func tagged(value any) any {
 	if reflect.ValueOf(value).Kind() == reflect.Struct {
 		return validate.Tagged{Value: value}
@@ -68,7 +72,7 @@ func tagged(value any) any {
 	return value
 }
 
-// defaultMode sets the default allocation mode: exactly one device.
+// defaultMode sets a missing allocation mode to ExactCount, and a missing count of this mode to 1.
 func defaultMode(mode *resourcev1.DeviceAllocationMode, count *int64) {
 	if *mode == "" {
 		*mode = resourcev1.DeviceAllocationModeExactCount
@@ -101,8 +105,8 @@ func defaultClaim(spec *resourcev1.ResourceClaimSpec) {
 	}
 }
 
-// dropClaim clears the fields of disabled features (attributes derived by expressions), unless was
-// uses them.
+// dropClaim clears attributes that are derived by expressions, a disabled feature, in the spec of a
+// claim. It keeps them if was, the stored spec, has any. was is nil on create.
 func dropClaim(spec, was *resourcev1.ResourceClaimSpec) {
 	if was != nil && derives(was) {
 		return

@@ -86,7 +86,8 @@ func resourceSlice() api.Kind[*resourcev1.ResourceSlice] {
 	}
 }
 
-// dropSlice clears the fields of disabled features, unless was uses them.
+// dropSlice clears the fields of disabled features in the spec of a ResourceSlice, unless was, the
+// stored spec, uses the feature. was is nil on create.
 func dropSlice(spec, was *resourcev1.ResourceSliceSpec) {
 	if was == nil {
 		was = &resourcev1.ResourceSliceSpec{}

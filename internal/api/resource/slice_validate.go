@@ -22,7 +22,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// maxPolicyValues is the maximum number of valid values in a request policy.
+// maxPolicyValues is the maximum number of valid values in the request policy of a device's
+// capacity.
 const maxPolicyValues = 10
 
 func checkSlice(ctx context.Context, slice, old *resourcev1.ResourceSlice) field.ErrorList {
@@ -130,7 +131,9 @@ func checkDevices(e *validate.Errors, s, was *resourcev1.ResourceSliceSpec, at *
 	}
 }
 
-// checkDevice validates one device. before is the old device, or nil if it is new.
+// checkDevice validates one device of a ResourceSlice. before is the stored device with the same
+// name, or nil if it is new; its unchanged capacities and taints are not validated. ownNodes is set
+// if each device of the slice selects its nodes.
 func checkDevice(e *validate.Errors, d, before *resourcev1.Device, at *field.Path, ownNodes bool) {
 	e.Label(at.Child("name"), d.Name)
 	if n := len(d.Attributes) + len(d.Capacity); n > resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
@@ -188,8 +191,9 @@ func checkCounters(e *validate.Errors, all map[string]resourcev1.Counter, at *fi
 	}
 }
 
-// checkDeviceNodes validates the node selection of a device, which is only allowed if the slice has
-// perDeviceNodeSelection.
+// checkDeviceNodes validates the node selection of a device. If the slice has
+// perDeviceNodeSelection, each device must select its nodes in exactly one way, and otherwise not
+// at all.
 func checkDeviceNodes(e *validate.Errors, d *resourcev1.Device, at *field.Path, perDevice bool) {
 	const which = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true in the ResourceSlice spec"
 	if !perDevice {
@@ -226,7 +230,8 @@ func checkDeviceNodes(e *validate.Errors, d *resourcev1.Device, at *field.Path, 
 	}
 }
 
-// shortened shortens a key that exceeds the maximum length, for error paths.
+// shortened returns key, or its beginning and end if it exceeds the maximum length of a key, so
+// that error paths stay short.
 func shortened(key string) string {
 	const most = resourcev1.DeviceMaxDomainLength + 1 + resourcev1.DeviceMaxIDLength
 	if len(key) <= most {
@@ -236,7 +241,8 @@ func shortened(key string) string {
 	return key[:(left+1)/2] + "..." + key[len(key)-left/2:]
 }
 
-// checkQualifiedName validates an identifier with an optional domain.
+// checkQualifiedName validates the name of a device's attribute or capacity: a C identifier with an
+// optional domain.
 func checkQualifiedName(e *validate.Errors, name string, at *field.Path) {
 	domain, id, ok := strings.Cut(name, "/")
 	switch {
@@ -270,8 +276,8 @@ var semver = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
 	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
-// checkAttribute validates the values of an attribute. Declarative validation checks that exactly one is
-// set.
+// checkAttribute validates the values of a device's attribute. That exactly one value is set is
+// checked by declarative validation.
 func checkAttribute(e *validate.Errors, a resourcev1.DeviceAttribute, at *field.Path) {
 	length := func(value string, at *field.Path) {
 		if len(value) > resourcev1.DeviceAttributeMaxValueLength {
@@ -304,7 +310,8 @@ func checkAttribute(e *validate.Errors, a resourcev1.DeviceAttribute, at *field.
 	}
 }
 
-// checkPolicy validates the request policy of a shared capacity.
+// checkPolicy validates the request policy p of a capacity that can be shared by allocations. It
+// specifies either valid values or a valid range, and a default.
 func checkPolicy(e *validate.Errors, capacity resource.Quantity, p *resourcev1.CapacityRequestPolicy, at *field.Path) {
 	switch {
 	case len(p.ValidValues) > 0 && p.ValidRange != nil:
@@ -405,7 +412,8 @@ func checkPolicyRange(e *validate.Errors, byDefault, capacity resource.Quantity,
 	}
 }
 
-// checkNodeAllocatable validates the node allocatable resources of a device.
+// checkNodeAllocatable validates which node resources, such as CPU and memory, an allocation of the
+// device consumes.
 func checkNodeAllocatable(e *validate.Errors, d *resourcev1.Device, at *field.Path) {
 	for _, name := range slices.Sorted(maps.Keys(d.NodeAllocatableResources)) {
 		r, at := d.NodeAllocatableResources[name], at.Key(string(name))

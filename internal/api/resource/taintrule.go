@@ -87,10 +87,10 @@ func deviceTaintRule() api.Kind[*resourcev1.DeviceTaintRule] {
 	}
 }
 
-// now returns the current time in seconds, which is the precision of stored times.
+// now returns the current time without fractions of a second, which the API does not store.
 func now() *metav1.Time { return &metav1.Time{Time: time.Now().Truncate(time.Second)} }
 
-// defaultTaint sets the time when the taint was added.
+// defaultTaint sets the time at which a taint was added to now if it is missing.
 func defaultTaint(t *resourcev1.DeviceTaint) {
 	if t.TimeAdded == nil {
 		t.TimeAdded = now()

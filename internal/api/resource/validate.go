@@ -21,8 +21,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checker collects the validation errors of an object. Its methods validate what depends on stored; the rest
-// is validated by functions.
+// checker collects the validation errors of a claim, template or class. Its methods are the checks
+// that depend on stored; the other checks are functions.
 type checker struct {
 	validate.Errors
 	// stored is set if the validated value is unchanged, so that limits that were introduced later
@@ -76,8 +76,8 @@ func checkTolerations(e *validate.Errors, list []resourcev1.DeviceToleration, at
 	}
 }
 
-// selectors validates the selectors. If there are too many, it validates none, because declarative
-// validation reports that there are too many.
+// selectors validates the CEL selectors of a request or class. If there are more than allowed, it
+// validates none, because declarative validation reports that.
 func (c *checker) selectors(list []resourcev1.DeviceSelector, at *field.Path) {
 	if len(list) > resourcev1.DeviceSelectorsMaxSize {
 		return
@@ -92,7 +92,8 @@ func (c *checker) selectors(list []resourcev1.DeviceSelector, at *field.Path) {
 	}
 }
 
-// expression validates a CEL expression that selects devices.
+// expression compiles a CEL expression that selects devices, and adds an error if it is invalid,
+// too long or too expensive. Stored expressions are not compiled.
 func (c *checker) expression(text string, at *field.Path) {
 	if c.stored {
 		return
@@ -131,7 +132,8 @@ func (c *checker) configuration(conf *resourcev1.DeviceConfiguration, at *field.
 	c.raw(conf.Opaque.Parameters, at.Child("parameters"), resourcev1.OpaqueParametersMaxLength)
 }
 
-// raw checks that data is a JSON object that does not exceed the maximum size in bytes.
+// raw checks that data is a JSON object of at most most bytes. The size of unchanged data is not
+// checked.
 func (c *checker) raw(data runtime.RawExtension, at *field.Path, most int) {
 	if len(data.Raw) == 0 {
 		c.Required(at, "")
@@ -153,7 +155,7 @@ func (c *checker) raw(data runtime.RawExtension, at *field.Path, most int) {
 	}
 }
 
-// names maps the names of a claim's requests to those of their subrequests.
+// names maps the name of each request of a claim to the names of its subrequests (firstAvailable).
 type names map[string][]string
 
 func requestNames(claim *resourcev1.DeviceClaim) names {
@@ -168,7 +170,8 @@ func requestNames(claim *resourcev1.DeviceClaim) names {
 	return all
 }
 
-// checkReference validates a reference of the form "request" or "request/subrequest".
+// checkReference validates name, a reference to a request of the same claim in the form "request"
+// or "request/subrequest". known contains the claim's requests.
 func checkReference(e *validate.Errors, name string, at *field.Path, known names) {
 	const wrong = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
 	request, sub, hasSub := strings.Cut(name, "/")
@@ -195,7 +198,8 @@ func checkReferences(e *validate.Errors, list []string, at *field.Path, known na
 	}
 }
 
-// claim validates the spec of a claim.
+// claim validates the devices of a claim's or claim template's spec. Lists that are too long are
+// not validated, because declarative validation reports them.
 func (c *checker) claim(claim *resourcev1.DeviceClaim, at *field.Path) {
 	known := requestNames(claim)
 	if len(claim.Requests) <= resourcev1.DeviceRequestsMaxSize {
@@ -249,7 +253,8 @@ func (c *checker) request(r *resourcev1.DeviceRequest, at *field.Path) {
 	}
 }
 
-// checkCount checks that the count matches the mode. Declarative validation checks the mode.
+// checkCount checks that the number of devices, n, fits the allocation mode. The mode itself is
+// checked by declarative validation.
 func checkCount(e *validate.Errors, mode resourcev1.DeviceAllocationMode, n int64, at *field.Path) {
 	switch mode {
 	case resourcev1.DeviceAllocationModeAll:
@@ -263,7 +268,9 @@ func checkCount(e *validate.Errors, mode resourcev1.DeviceAllocationMode, n int6
 	}
 }
 
-// checkBindingConditions validates the binding conditions and the binding failure conditions.
+// checkBindingConditions validates the conditions wanted, which must be true before a pod is bound
+// to a node, and failures, whose truth makes the binding fail. The lists must not overlap, and
+// either both or none must be empty. at is the path of the device.
 func checkBindingConditions(e *validate.Errors, wanted, failures []string, at *field.Path) {
 	for _, l := range []struct {
 		list []string
@@ -302,7 +309,8 @@ func checkBindingConditions(e *validate.Errors, wanted, failures []string, at *f
 	}
 }
 
-// checkSkipped checks that skipping the preparation also skips the unpreparation.
+// checkSkipped checks that a driver that skips the preparation of claims on nodes also skips the
+// unpreparation.
 func checkSkipped(e *validate.Errors, ops []resourcev1.SkipNodeOperation, at *field.Path) {
 	if slices.Contains(ops, resourcev1.SkipNodeOperationNodePrepareResources) &&
 		!slices.Contains(ops, resourcev1.SkipNodeOperationNodeUnprepareResources) && !slices.Contains(ops, resourcev1.SkipNodeOperationAll) {
@@ -310,7 +318,8 @@ func checkSkipped(e *validate.Errors, ops []resourcev1.SkipNodeOperation, at *fi
 	}
 }
 
-// checkClaimStatus validates a status update of a claim.
+// checkClaimStatus validates a status update of a claim. An allocation is immutable: it can only be
+// added and removed. old is the stored claim.
 func checkClaimStatus(ctx context.Context, claim, old *resourcev1.ResourceClaim) field.ErrorList {
 	var c checker
 	status, was := &claim.Status, &old.Status

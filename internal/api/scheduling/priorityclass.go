@@ -26,7 +26,8 @@ const (
 	SystemNodeCriticalValue = SystemClusterCriticalValue + 1000
 )
 
-// SystemPriorityClasses returns the built-in classes. The caller owns the objects.
+// SystemPriorityClasses returns the two built-in classes, which the API server creates at startup.
+// The caller owns the objects.
 func SystemPriorityClasses() []*schedulingv1.PriorityClass {
 	policy := corev1.PreemptLowerPriority
 	class := func(name string, value int32, description string) *schedulingv1.PriorityClass {
@@ -112,7 +113,8 @@ func validatePreemptionPolicy(policy corev1.PreemptionPolicy) field.ErrorList {
 	return field.ErrorList{field.NotSupported(path, policy, []corev1.PreemptionPolicy{corev1.PreemptLowerPriority, corev1.PreemptNever})}
 }
 
-// knownSystemClass returns why c is not a valid built-in class, or nil if it is.
+// knownSystemClass returns nil if c equals a built-in class, whose name has the prefix
+// SystemPrefix, and otherwise an error with the difference.
 func knownSystemClass(c *schedulingv1.PriorityClass) error {
 	for _, known := range SystemPriorityClasses() {
 		if known.Name != c.Name {

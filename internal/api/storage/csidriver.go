@@ -82,7 +82,8 @@ func csiDriver() api.Kind[*storagev1.CSIDriver] {
 	}
 }
 
-// tokensInSecrets is the warning about tokens in volume attributes.
+// tokensInSecrets is the warning for a driver that requests service account tokens without
+// specifying whether they are passed as secrets.
 const tokensInSecrets = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes"
 
 func csiDriverRow(d *storagev1.CSIDriver) []any {

@@ -42,8 +42,8 @@ func csiStorageCapacity() api.Kind[*storagev1.CSIStorageCapacity] {
 	}
 }
 
-// validateCapacity validates a capacity. stored is the topology of the existing object, nil on
-// create.
+// validateCapacity validates a CSIStorageCapacity. stored is the topology selector of the stored
+// object, whose invalid label values remain valid, or nil on create.
 func validateCapacity(c *storagev1.CSIStorageCapacity, stored *metav1.LabelSelector) field.ErrorList {
 	var errs validate.Errors
 	errs.Add(metav1validation.ValidateLabelSelector(c.NodeTopology, validate.SelectorOptions(stored), field.NewPath("nodeTopology")))

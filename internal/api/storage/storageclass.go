@@ -194,7 +194,7 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) f
 	return errs
 }
 
-// topologies returns the values that a term allows, by key.
+// topologies returns the values that a topology selector term allows for each label key.
 func topologies(term corev1.TopologySelectorTerm) map[string]sets.Set[string] {
 	out := map[string]sets.Set[string]{}
 	for _, r := range term.MatchLabelExpressions {

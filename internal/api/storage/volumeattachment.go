@@ -89,8 +89,8 @@ func validateAttachmentUpdate(a, old *storagev1.VolumeAttachment) field.ErrorLis
 	return errs.List
 }
 
-// validateAttachment validates an attachment. If declared is false, the spec has changed, so that
-// the declarative validation of the attacher is skipped.
+// validateAttachment validates a VolumeAttachment. declared is false if an update has changed the
+// immutable spec; as in upstream, the attacher is then validated with other messages.
 func validateAttachment(a *storagev1.VolumeAttachment, declared bool) field.ErrorList {
 	var errs validate.Errors
 	path := field.NewPath("spec")

@@ -71,7 +71,8 @@ func migration() api.Kind[*storagemigrationv1.StorageVersionMigration] {
 	}
 }
 
-// state returns the type of the last migration condition that is true.
+// state returns the table cell of a migration's status: the type of the last migration condition
+// that is true, or "Unknown".
 func state(m *storagemigrationv1.StorageVersionMigration) string {
 	out := "Unknown"
 	for _, c := range m.Status.Conditions {

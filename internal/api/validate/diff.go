@@ -2,9 +2,9 @@ package validate
 
 import "k8s.io/apimachinery/pkg/util/diff"
 
-// Diff formats forbidden changes for error messages: the changed lines of both values in JSON with
-// some context, with Go field names as in upstream's messages. It works on copies, because
-// formatting modifies quantities.
+// Diff formats the difference between a stored and an updated value for the message of an error about
+// a forbidden change. It returns the changed lines of their JSON with some context and with Go field
+// names, as in upstream's messages. It copies the values, because formatting modifies quantities.
 func Diff[T any, P interface {
 	*T
 	DeepCopy() *T

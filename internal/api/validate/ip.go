@@ -8,8 +8,9 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// LegacyIP validates an IP address in a field that has always accepted notations such as 010.0.0.1.
-// Such notations are only accepted if they are in before.
+// LegacyIP validates an IP address in a field that has always accepted notations with leading
+// zeros, such as 010.0.0.1. They are now only accepted if the stored object already contains them:
+// before contains its values of the field.
 func (e *Errors) LegacyIP(at *field.Path, value string, before []string) {
 	e.Add(validation.IsValidIPForLegacyField(at, value, true, before))
 }
@@ -19,7 +20,8 @@ func (e *Errors) LegacyCIDR(at *field.Path, value string, before []string) {
 	e.Add(validation.IsValidCIDRForLegacyField(at, value, true, before))
 }
 
-// EndpointIP rejects IP addresses that cannot be reached from other machines.
+// EndpointIP checks that a value is an IP address that other machines can reach: it must not be
+// unspecified, loopback or link-local.
 func (e *Errors) EndpointIP(at *field.Path, value string) {
 	ip := netutils.ParseIPSloppy(value)
 	refuse := func(is bool, detail string) {
@@ -37,8 +39,8 @@ func (e *Errors) EndpointIP(at *field.Path, value string) {
 	refuse(ip.IsLinkLocalMulticast(), "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")
 }
 
-// IPWarnings returns warnings for an IP address in non-standard notation. Invalid addresses are
-// rejected by validation.
+// IPWarnings returns warnings for an IP address in a non-standard notation, and nil for invalid
+// addresses, because validation rejects them.
 func IPWarnings(at *field.Path, value string) []string {
 	if netutils.ParseIPSloppy(value) == nil {
 		return nil

@@ -34,8 +34,8 @@ func (e *Errors) NodeSelector(at *field.Path, s *corev1.NodeSelector) {
 	}
 }
 
-// NodeSelectorTerm validates one term. values specifies whether values are validated; they are for
-// required but not for preferred terms.
+// NodeSelectorTerm validates one term of a node selector or affinity. If values is set, the label
+// values must be valid too: callers set it for required terms, but not for preferred ones.
 func (e *Errors) NodeSelectorTerm(at *field.Path, t *corev1.NodeSelectorTerm, values bool) {
 	for i := range t.MatchExpressions {
 		nodeRequirement(e, at.Child("matchExpressions").Index(i), &t.MatchExpressions[i], values)
@@ -106,8 +106,9 @@ func DeprecatedNodeLabel(key string) string {
 	return ""
 }
 
-// NodeSelectorTermWarnings returns warnings for deprecated labels in a term and, if values is set,
-// for invalid label values. New required terms with invalid values are rejected by validation.
+// NodeSelectorTermWarnings returns warnings for deprecated node labels in a term and, if values is
+// set, for invalid label values. Callers set values for preferred terms, because validation accepts
+// invalid values in them.
 func NodeSelectorTermWarnings(at *field.Path, t *corev1.NodeSelectorTerm, values bool) []string {
 	var out []string
 	for i, x := range t.MatchExpressions {

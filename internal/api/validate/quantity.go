@@ -27,15 +27,16 @@ func (e *Errors) PositiveQuantity(path *field.Path, q resource.Quantity) {
 	}
 }
 
-// BasicQuantity validates an available amount, such as a capacity.
+// BasicQuantity checks that an available amount, such as a node's capacity, is not negative. Its
+// message differs from that of NonNegativeQuantity.
 func (e *Errors) BasicQuantity(path *field.Path, q resource.Quantity) {
 	if q.Value() < 0 {
 		e.Invalid(path, q.Value(), "must be a valid resource quantity")
 	}
 }
 
-// Quantity validates the quantity of a resource: it must not be negative, and must be an integer
-// for countable resources.
+// Quantity validates the quantity q of the resource name: it must not be negative, and must be an
+// integer for resources that are counted, such as pods and extended resources.
 func (e *Errors) Quantity(path *field.Path, name corev1.ResourceName, q resource.Quantity) {
 	e.NonNegativeQuantity(path, q)
 	if isInteger(name) && q.MilliValue()%1000 != 0 {
@@ -43,8 +44,8 @@ func (e *Errors) Quantity(path *field.Path, name corev1.ResourceName, q resource
 	}
 }
 
-// RoundUp rounds quantities up to thousandths, the highest precision in the API. It is a part of
-// defaulting each resource list that users write.
+// RoundUp rounds the quantities in list up to thousandths, the highest precision in the API.
+// Defaulting calls it for each resource list that users write.
 func RoundUp(list corev1.ResourceList) {
 	for name, q := range list {
 		if !q.RoundUp(-3) {

@@ -15,7 +15,8 @@ func IsHugePage(name corev1.ResourceName) bool {
 	return strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix)
 }
 
-// IsNative reports whether a resource name has no domain or a Kubernetes domain.
+// IsNative reports whether a resource name has no domain or contains the domain kubernetes.io/, so
+// that it is not an extended resource.
 func IsNative(name corev1.ResourceName) bool {
 	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
 }
@@ -34,7 +35,8 @@ func IsOvercommitAllowed(name corev1.ResourceName) bool {
 	return IsNative(name) && !IsHugePage(name)
 }
 
-// isInteger reports whether a resource is counted in integers.
+// isInteger reports whether a resource is counted, so that its quantities must be integers: objects
+// and extended resources.
 func isInteger(name corev1.ResourceName) bool {
 	switch name {
 	case corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices,
@@ -45,7 +47,8 @@ func isInteger(name corev1.ResourceName) bool {
 	return IsExtended(name)
 }
 
-// isStandardContainer reports whether a resource is a built-in container resource.
+// isStandardContainer reports whether containers can request a resource that Kubernetes itself
+// defines: CPU, memory, ephemeral storage or huge pages.
 func isStandardContainer(name corev1.ResourceName) bool {
 	switch name {
 	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
@@ -54,12 +57,14 @@ func isStandardContainer(name corev1.ResourceName) bool {
 	return IsHugePage(name)
 }
 
-// isStandard reports whether a resource is built in.
+// isStandard reports whether Kubernetes itself defines a resource name without a domain, in
+// containers, quotas or volumes.
 func isStandard(name corev1.ResourceName) bool {
 	return IsQuota(name) || name == corev1.ResourceStorage
 }
 
-// IsQuota reports whether a resource without a domain is a quota resource.
+// IsQuota reports whether a ResourceQuota can limit a resource name that Kubernetes itself defines,
+// such as pods or limits.cpu. It returns false for count/ names and other names with a domain.
 func IsQuota(name corev1.ResourceName) bool {
 	switch name {
 	case corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage,
@@ -83,7 +88,8 @@ func ResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	}
 }
 
-// ContainerResourceName validates the name of a container resource.
+// ContainerResourceName checks that a container can request or limit the resource name: a standard
+// container resource or an extended resource.
 func ContainerResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	if isStandardContainer(name) && !IsHugePage(name) {
 		return
@@ -99,7 +105,8 @@ func ContainerResourceName(e *Errors, at *field.Path, name corev1.ResourceName) 
 	}
 }
 
-// QuotaResourceName validates the name of a resource in a quota.
+// QuotaResourceName checks that a ResourceQuota can limit the resource name: a standard quota
+// resource or a name with a domain.
 func QuotaResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	ResourceName(e, at, name)
 	if !strings.Contains(string(name), "/") && !IsQuota(name) {
@@ -107,7 +114,7 @@ func QuotaResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	}
 }
 
-// PodResourceName validates the name of a pod-level resource.
+// PodResourceName checks that a pod can specify the resource name in its pod-level resources.
 func PodResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	before := len(e.List)
 	ResourceName(e, at, name)

@@ -41,7 +41,8 @@ func (e *Errors) SignerName(at *field.Path, name string) {
 	}
 }
 
-// segments reports the first invalid segment of a name.
+// segments splits a name at dots, checks each segment, and adds the errors of the first invalid
+// one. check returns the error messages for a segment.
 func segments(e *Errors, at *field.Path, name string, check func(string) []string) {
 	for part := range strings.SplitSeq(name, ".") {
 		msgs := check(part)

@@ -8,15 +8,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// laterRule is a validation rule that was introduced after objects were stored. Objects that violate it
-// already may continue to do so, so that their other fields can be updated.
+// laterRule identifies the errors of a validation rule that upstream introduced after objects were
+// stored. Stored objects that violate the rule may continue to do so, so that their other fields
+// can be updated.
 type laterRule struct {
 	field  *regexp.Regexp
 	detail string // substring of the error detail; "" for any
 	except string // path of a part to which the rule always applies; "" for none
 }
 
-// Except for selectors and data sources, the rules apply to pods and pod templates.
+// laterRules are the rules that Tolerate applies. Except for selectors and data sources, they
+// belong to pods and pod templates.
 var laterRules = []laterRule{
 	{field: regexp.MustCompile(`[sS]elector\.matchExpressions\[\d+\]\.values\[`), except: ".volumeClaimTemplate."},
 	{field: regexp.MustCompile(`(\.required|\.requiredDuringSchedulingIgnoredDuringExecution)\.nodeSelectorTerms\[\d+\]\.matchExpressions\[\d+\]\.values\[`)},
@@ -36,8 +38,9 @@ func (l *laterRule) matches(e *field.Error) bool {
 	return strings.Contains(e.Detail, l.detail) && l.field.MatchString(e.Field) && (l.except == "" || !strings.Contains(e.Field, l.except))
 }
 
-// Tolerate drops the errors of an updated object that are caused by later rules which the stored
-// object violates too. old returns the errors of the stored object; it is only called if needed.
+// Tolerate removes from errs, the errors of an updated object, those of each laterRule that the
+// stored object violates as well. old returns the errors of the stored object; Tolerate only calls
+// it if errs contains an error of a laterRule.
 func Tolerate(errs field.ErrorList, old func() field.ErrorList) field.ErrorList {
 	var before field.ErrorList
 	loaded := false

@@ -20,10 +20,10 @@ type Untagged struct{ Value any }
 // Tagged excludes a value from UntaggedValues, so that it is formatted with JSON names.
 type Tagged struct{ Value any }
 
-// MarshalJSON implements json.Marshaler.
+// MarshalJSON returns the JSON of the value with its JSON names.
 func (t Tagged) MarshalJSON() ([]byte, error) { return json.Marshal(t.Value) }
 
-// MarshalJSON implements json.Marshaler.
+// MarshalJSON returns the JSON of the value with Go field names.
 func (u Untagged) MarshalJSON() ([]byte, error) {
 	var b bytes.Buffer
 	if err := writeUntagged(&b, reflect.ValueOf(u.Value)); err != nil {
@@ -32,8 +32,9 @@ func (u Untagged) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// UntaggedValues formats the values of errors as Untagged. Declarative errors are not changed,
-// because upstream creates them from the published types.
+// UntaggedValues wraps the values in errors that contain structs of k8s.io/api in Untagged, so that
+// messages show Go field names as upstream's do. Declarative errors are not changed, because
+// upstream creates them from the published types. It modifies errs.
 func UntaggedValues(errs field.ErrorList) field.ErrorList {
 	for i, e := range errs {
 		if e.CoveredByDeclarative || !hasAPIStruct(reflect.TypeOf(e.BadValue)) {
@@ -96,8 +97,9 @@ func writeUntagged(b *bytes.Buffer, v reflect.Value) error {
 	return nil
 }
 
-// writeFields writes the fields of a struct, with those of embedded structs inline as in JSON. It
-// omits the type meta, which upstream's internal objects do not have.
+// writeFields writes the fields of the struct v to b, without braces and with those of embedded
+// structs inline as in JSON. The last byte of b must be the opening brace. It omits the type meta,
+// which upstream's internal objects do not have.
 func writeFields(b *bytes.Buffer, v reflect.Value) error {
 	for i := range v.NumField() {
 		f, value := v.Type().Field(i), v.Field(i)

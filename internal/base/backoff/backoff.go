@@ -1,4 +1,4 @@
-// Package backoff computes the delays between attempts that fail.
+// Package backoff computes the delays before an operation that has failed is attempted again.
 //
 // The back-offs of k8s.io/apimachinery/pkg/util/wait count steps, and continue with a constant delay
 // after the last one. Package apimachinery is also too large for the container runtime.
@@ -26,7 +26,8 @@ type Backoff struct {
 	last time.Duration // without jitter; zero at first
 }
 
-// Next returns the next delay.
+// Next returns the next delay, including jitter: First at the beginning and after Reset, and then
+// twice as long as before, up to Max.
 func (b *Backoff) Next() time.Duration {
 	if b.last == 0 {
 		b.last = min(b.First, b.Max)
@@ -47,7 +48,8 @@ func (b *Backoff) Reset() { b.last = 0 }
 // Started reports whether Next has been called since the last Reset.
 func (b *Backoff) Started() bool { return b.last != 0 }
 
-// Skip skips the first n delays.
+// Skip skips the next n delays, so that an operation that has already failed n times continues with
+// a longer delay.
 func (b *Backoff) Skip(n int) {
 	for ; n > 0 && b.last < b.Max; n-- {
 		b.Next()

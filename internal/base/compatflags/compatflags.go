@@ -43,7 +43,8 @@ func Add(f *pflag.FlagSet, flags ...Flag) {
 	}
 }
 
-// value implements pflag.Value for a Flag.
+// value is the pflag.Value of a Flag. It validates the text that a user specifies and has no other
+// effect.
 type value struct {
 	flag Flag
 	text string
@@ -60,7 +61,8 @@ func (v *value) Type() string {
 	return "string"
 }
 
-// Set validates and stores text.
+// Set stores text, the value that a user has specified. It returns an error if the Flag does not
+// allow the value.
 func (v *value) Set(text string) error {
 	if v.flag.Only != nil && !slices.Contains(v.flag.Only, strings.ToLower(text)) {
 		return fmt.Errorf("not supported: %s", v.flag.Why)
@@ -74,7 +76,8 @@ func (v *value) Set(text string) error {
 	return nil
 }
 
-// Logging returns the logging flags. Only -v affects logging.
+// Logging returns upstream's logging flags, except -v. Add skips --logging-format for components
+// that implement it and have added it before.
 func Logging() []Flag {
 	const why = "logs are written as text to standard error"
 	return []Flag{
@@ -98,7 +101,8 @@ func Metrics() []Flag {
 	}
 }
 
-// Versions returns the flags that select feature gates and emulated versions.
+// Versions returns the flags that select feature gates and emulated versions. A feature gate can
+// only be set to the value that this build implements.
 func Versions() []Flag {
 	return []Flag{
 		{Name: "feature-gates", Why: "feature gates have their default values", Check: checkGates},
@@ -108,7 +112,8 @@ func Versions() []Flag {
 	}
 }
 
-// checkGates rejects unknown feature gates and gates whose value cannot be changed.
+// checkGates returns an error if text, the value of --feature-gates, contains an unknown gate or a
+// value that this build does not implement.
 func checkGates(text string) error {
 	gates, err := featuregates.Parse(text)
 	if err != nil {

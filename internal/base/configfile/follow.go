@@ -13,9 +13,10 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// Follow calls look immediately, and then whenever the file may have changed, until ctx is done.
-// look reads the file and must detect by itself whether it has changed, because Follow also calls
-// it without a change. All calls are made by one goroutine.
+// Follow calls look immediately, and then whenever the file at path may have changed, until ctx is
+// done. look reads the file and must detect itself whether the content has changed, because Follow
+// also calls it for changes of other files in the directory. All calls are made by one goroutine.
+// Follow returns an error if the directory of the file cannot be watched.
 func Follow(ctx context.Context, path string, log *slog.Logger, look func()) error {
 	return FollowRetrying(ctx, path, log, func() bool { look(); return true })
 }
@@ -27,8 +28,9 @@ const (
 	lastRetry  = time.Minute
 )
 
-// FollowRetrying is like Follow, but look can fail for reasons other than the content of the file.
-// If it returns false, it is called again after a delay.
+// FollowRetrying is like Follow, but look can also fail for reasons other than the content of the
+// file, such as a service that does not respond. If look returns false, FollowRetrying calls it
+// again after a delay that doubles from one second to one minute.
 func FollowRetrying(ctx context.Context, path string, log *slog.Logger, look func() (ok bool)) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {

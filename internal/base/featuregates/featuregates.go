@@ -24,7 +24,7 @@ const (
 	ignored                     // any value is accepted and has no effect
 )
 
-// The stages of a feature, as in metrics labels.
+// The stages of a feature, as in the label of the metric kubernetes_feature_enabled.
 const (
 	alpha      = "ALPHA"
 	beta       = "BETA"
@@ -32,7 +32,7 @@ const (
 	deprecated = "DEPRECATED"
 )
 
-// gate is the definition of a gate in Kubernetes and its support in this build.
+// gate is the definition of a feature gate in Kubernetes, and how this build supports it.
 type gate struct {
 	stage string
 	// defaultValue is the default value. A locked gate cannot have another value.
@@ -40,14 +40,14 @@ type gate struct {
 	support              state
 }
 
-// Gate describes a gate for callers.
+// Gate is a feature gate in the form in which metrics report it.
 type Gate struct {
 	Name, Stage string
 	// Enabled reports whether the feature is enabled when the gate is not set.
 	Enabled bool
 }
 
-// All returns all gates, sorted by name.
+// All iterates over all gates, sorted by name, with the values that they have if no flag sets them.
 func All() iter.Seq[Gate] {
 	return func(yield func(Gate) bool) {
 		for _, name := range slices.Sorted(maps.Keys(gates)) {
@@ -59,7 +59,8 @@ func All() iter.Seq[Gate] {
 	}
 }
 
-// Set maps the names of gates that were set to their values.
+// Set contains the gates that a user has set, by name. Gates that are not in it have their default
+// value.
 type Set map[string]bool
 
 // Parse parses the value of a feature gates flag, such as "One=true,Two=false".
@@ -112,7 +113,7 @@ func (s Set) Check(switches ...string) error {
 	return errors.Join(errs...)
 }
 
-// Enabled returns the value of a gate, or otherwise if the gate is not set.
+// Enabled returns the value of the gate name in s, or otherwise if the user has not set the gate.
 func (s Set) Enabled(name string, otherwise bool) bool {
 	if v, ok := s[name]; ok {
 		return v

@@ -84,7 +84,7 @@ func gcPercent(live uint64) int {
 	return defaultPercent - step*int(steps)
 }
 
-// state contains the memory statistics of the Go runtime, in bytes.
+// state contains memory statistics of this process at one time, in bytes.
 type state struct {
 	// allocated is the total since the process started.
 	allocated uint64
@@ -95,8 +95,9 @@ type state struct {
 	mapped uint64
 }
 
-// shouldRelease reports whether releasing memory is worthwhile. s and later are one interval apart.
-// needed is the number of file bytes that will be mapped again.
+// shouldRelease reports whether the process is idle and releasing memory is worthwhile: it would
+// free at least minGain bytes, and much more than the process has allocated between s and later,
+// which are one check interval apart. needed is the number of file bytes that will be mapped again.
 func (s state) shouldRelease(later state, needed uint64) bool {
 	gain := later.free
 	if later.objects > later.live {
@@ -108,7 +109,7 @@ func (s state) shouldRelease(later state, needed uint64) bool {
 	return gain >= minGain && gain > minGainRatio*(later.allocated-s.allocated)
 }
 
-// metricsReader reads the memory statistics.
+// metricsReader reads the memory statistics. It reuses the buffer of one reading for the next.
 type metricsReader struct{ samples [4]metrics.Sample }
 
 func (w *metricsReader) read() state {

@@ -50,7 +50,7 @@ func mapped() uint64 {
 	return n * uint64(os.Getpagesize())
 }
 
-// pages is a range of addresses.
+// pages is a range of virtual addresses: end is not included.
 type pages struct{ start, end uintptr }
 
 // cleanPages returns the file mappings that this process cannot write to and that contain no

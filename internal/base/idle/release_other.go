@@ -2,7 +2,7 @@
 
 package idle
 
-// release does nothing on other operating systems.
+// release does nothing, because there is no equivalent of the Linux implementation.
 func release() {}
 
 func mapped() uint64 { return 0 }

@@ -36,15 +36,15 @@ type StopTimeouter interface {
 	StopTimeout() time.Duration
 }
 
-// Func is a Component that consists of a function.
+// Func is a function that implements Component.
 type Func func(ctx context.Context) error
 
-// Run calls f.
+// Run calls f with ctx and returns its error.
 func (f Func) Run(ctx context.Context) error { return f(ctx) }
 
 // Group runs components that are started in the order of their dependencies. Stop stops them one by
-// one in reverse order, so that no component loses its dependencies while it runs. Group is not
-// safe for concurrent use.
+// one in reverse order, so that no component loses its dependencies while it runs. A Group must be
+// used by one goroutine only. The zero value is ready to use.
 type Group struct {
 	// Log receives a message for each stopped component, at info level if it took long. If it is
 	// nil, nothing is logged.
@@ -65,7 +65,8 @@ type member struct {
 	minStopTimeout time.Duration // minimum stop timeout
 }
 
-// Start runs c until Stop is called or ctx is done. c receives the values of ctx.
+// Start runs c in a new goroutine until Stop is called or ctx is done. name identifies c in errors
+// and logs. If c exits before, with or without an error, the channel of Failed receives an error.
 func (g *Group) Start(ctx context.Context, name string, c Component) {
 	if g.failed == nil {
 		g.failed = make(chan error, 1)
@@ -94,11 +95,12 @@ func (g *Group) Start(ctx context.Context, name string, c Component) {
 	}()
 }
 
-// Failed returns a channel that receives the error of the first component that exits by itself. It
-// is nil before the first Start.
+// Failed returns a channel that receives an error when the first component exits although it was
+// not stopped. It is nil, so that receiving blocks, before the first Start.
 func (g *Group) Failed() <-chan error { return g.failed }
 
-// WaitReady blocks until ready is closed, a member of the group fails or ctx is done.
+// WaitReady blocks until ready is closed, a member of the group fails or ctx is done. In the last
+// two cases it returns an error. name identifies the awaited component in that error.
 func (g *Group) WaitReady(ctx context.Context, name string, ready <-chan struct{}) error {
 	select {
 	case <-ready:
@@ -115,8 +117,9 @@ func (g *Group) WaitReady(ctx context.Context, name string, ready <-chan struct{
 	}
 }
 
-// WaitFor runs f, which waits for something that members of the group do, and cancels its context
-// when a member fails.
+// WaitFor runs f, which waits for the effect of members of the group, and returns its error. If a
+// member fails before, WaitFor cancels the context of f and returns the member's error. what
+// describes in errors what f waits for.
 func (g *Group) WaitFor(ctx context.Context, what string, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -143,8 +146,9 @@ const (
 	slowStop = 3 * time.Second
 )
 
-// Stop stops all members, the last started first, and returns their errors joined. A member that
-// does not stop in time is an error.
+// Stop stops all members one by one, the last started first, and returns their errors joined. A
+// member that does not stop within its timeout is an error, and Stop continues with the next one.
+// Afterwards the group is empty.
 func (g *Group) Stop() error {
 	usual := g.StopTimeout
 	if usual == 0 {

@@ -30,7 +30,8 @@ func (o *Format) String() string {
 // Type returns the type name that pflag prints.
 func (*Format) Type() string { return "string" }
 
-// Set sets the format.
+// Set selects the format named text. An empty text selects the text format. Other names are an
+// error.
 func (o *Format) Set(text string) error {
 	if text != "" && text != "text" && text != "json" {
 		return fmt.Errorf("unsupported log format: %s, permitted formats are json and text", text)
@@ -39,7 +40,7 @@ func (o *Format) Set(text string) error {
 	return nil
 }
 
-// New creates a logger that writes messages of at least level to w.
+// New returns a logger that writes records of at least level to w in this format.
 func (o *Format) New(w io.Writer, level slog.Leveler) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level}
 	if o.json {

@@ -21,7 +21,8 @@ func SetDefault(log *slog.Logger) {
 	bridge.Do(func() { klog.SetSlogLogger(slog.New(current{})) })
 }
 
-// current is a handler that forwards to the current default handler of the process.
+// current is the slog handler of klog. It forwards each record to slog's default handler at that
+// time, because klog's own logger can only be set once.
 type current struct{}
 
 func (current) Enabled(ctx context.Context, level slog.Level) bool {

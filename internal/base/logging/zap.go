@@ -9,9 +9,9 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Zap returns a zap logger that forwards messages at level and above to log, except those for which
-// drop returns true. drop may be nil. Messages of lower levels are not formatted. If log is nil,
-// nothing is logged.
+// Zap returns a logger for a library that uses zap, such as etcd. It forwards messages at level and
+// above to log, except those for which drop returns true. Fatal messages are never dropped. drop
+// may be nil. Messages of lower levels are not formatted. If log is nil, nothing is logged.
 func Zap(log *slog.Logger, level zapcore.Level, drop func(message string) bool) *zap.Logger {
 	if log == nil {
 		return zap.NewNop()
@@ -22,22 +22,22 @@ func Zap(log *slog.Logger, level zapcore.Level, drop func(message string) bool) 
 	return zap.New(&slogCore{handler: log.Handler(), level: level, drop: drop})
 }
 
-// slogCore is a zapcore.Core that writes to a slog.Handler.
+// slogCore is the zapcore.Core behind the logger of Zap: it writes to a slog.Handler.
 type slogCore struct {
 	handler slog.Handler
 	level   zapcore.Level
 	drop    func(message string) bool
 }
 
-// Enabled implements zapcore.Core.
+// Enabled reports whether messages of a level are forwarded.
 func (c *slogCore) Enabled(level zapcore.Level) bool { return level >= c.level }
 
-// With implements zapcore.Core.
+// With returns a core that adds fields to each message.
 func (c *slogCore) With(fields []zapcore.Field) zapcore.Core {
 	return &slogCore{c.handler.WithAttrs(attrs(fields)), c.level, c.drop}
 }
 
-// Check implements zapcore.Core.
+// Check selects this core for a message if its level is enabled, without formatting the message.
 func (c *slogCore) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	if c.Enabled(entry.Level) {
 		return checked.AddCore(entry, c)
@@ -45,7 +45,7 @@ func (c *slogCore) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *za
 	return checked
 }
 
-// Write implements zapcore.Core.
+// Write forwards a message to the handler, unless drop rejects it. Levels above Error become Error.
 func (c *slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	level := slog.LevelError
 	switch {
@@ -66,10 +66,10 @@ func (c *slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	return c.handler.Handle(ctx, record)
 }
 
-// Sync implements zapcore.Core.
+// Sync does nothing, because the handler does not buffer messages.
 func (c *slogCore) Sync() error { return nil }
 
-// attrs converts fields to attributes, sorted by name.
+// attrs converts zap's fields to slog attributes, sorted by name.
 func attrs(fields []zapcore.Field) []slog.Attr {
 	values := zapcore.NewMapObjectEncoder()
 	for _, f := range fields {

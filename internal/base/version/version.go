@@ -32,8 +32,9 @@ func Get() apiversion.Info {
 	}
 }
 
-// Served returns the version that /version of the API server reports. It includes the emulation
-// version and the minimum compatibility version, which is the previous minor version.
+// Served returns the version that /version of the API server reports. In addition to Get, it
+// contains the emulation version, which is this version, and the minimum compatibility version,
+// which is the previous minor version.
 func Served() apiversion.Info {
 	v := Get()
 	v.EmulationMajor, v.EmulationMinor = v.Major, v.Minor

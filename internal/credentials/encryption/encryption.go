@@ -15,8 +15,9 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// template encrypts Secrets. The identity provider is last, so that Secrets that were stored
-// without encryption remain readable.
+// template is the EncryptionConfiguration of a new cluster, with %s for the key. It encrypts
+// Secrets. The identity provider is last, so that Secrets that were stored without encryption
+// remain readable.
 const template = `apiVersion: apiserver.config.k8s.io/v1
 kind: EncryptionConfiguration
 resources:

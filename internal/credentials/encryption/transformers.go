@@ -17,11 +17,12 @@ import (
 	"hyperkube/internal/base/configfile"
 )
 
-// Config configures Transformers.
+// Config configures Load.
 type Config struct {
 	// Path is the path of the EncryptionConfiguration file.
 	Path string
-	// Reload enables watching the file for changes. Every resource can then become encrypted.
+	// Reload enables watching the file for changes while Run runs. Every resource can then become
+	// encrypted.
 	Reload bool
 	// ServerID identifies the API server in the metrics of key management services. It may be
 	// empty.
@@ -30,9 +31,9 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Transformers encrypt values before they are stored, and decrypt them, with all of upstream's
-// providers. The methods of nil Transformers behave like a configuration that encrypts nothing.
-// They are safe for concurrent use.
+// Transformers encrypt values before they are stored in etcd and decrypt them, according to an
+// EncryptionConfiguration with any of upstream's providers. The methods of nil Transformers behave
+// like a configuration that encrypts nothing. They are safe for concurrent use.
 //
 // https://kubernetes.io/docs/tasks/administer-cluster/kms-provider/
 type Transformers struct {
@@ -42,7 +43,7 @@ type Transformers struct {
 	current atomic.Pointer[configuration]
 }
 
-// configuration is the parsed content of one version of the file.
+// configuration is the parsed content of one version of the EncryptionConfiguration file.
 type configuration struct {
 	*encryptionconfig.EncryptionConfiguration
 
@@ -54,8 +55,9 @@ func (c *configuration) transformer(gr schema.GroupResource) value.Transformer {
 	return encryptionconfig.StaticTransformers(c.Transformers).TransformerForResource(gr)
 }
 
-// Load loads the configuration. For key management services it starts goroutines that stop when ctx
-// is done.
+// Load reads the EncryptionConfiguration file and returns its Transformers, or an error if the file
+// is missing or invalid. For key management services it starts goroutines that stop when ctx is
+// done.
 func Load(ctx context.Context, cfg Config) (*Transformers, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -81,8 +83,9 @@ func (t *Transformers) read() (*configuration, error) {
 	return &configuration{cfg, end}, nil
 }
 
-// For returns the transformer of a resource, or nil if the resource can never be encrypted. Call it
-// once per resource.
+// For returns the transformer with which the storage of a resource encrypts and decrypts values, or
+// nil if the resource can never be encrypted. With Reload, the transformer follows changes of the
+// configuration. Call For once per resource.
 func (t *Transformers) For(gr schema.GroupResource) value.Transformer {
 	switch {
 	case t == nil:
@@ -95,7 +98,7 @@ func (t *Transformers) For(gr schema.GroupResource) value.Transformer {
 	return nil
 }
 
-// Encrypts reports whether the configuration covers a resource, by name or by wildcard.
+// Encrypts reports whether the present configuration covers a resource, by name or by wildcard.
 func (t *Transformers) Encrypts(gr schema.GroupResource) bool {
 	if t == nil {
 		return false
@@ -108,7 +111,8 @@ func (t *Transformers) Encrypts(gr schema.GroupResource) bool {
 	return false
 }
 
-// Check is a health check of a key management service.
+// Check is a health check of a key management service, which the API server includes in its health
+// endpoints.
 type Check struct {
 	Name  string
 	Check func(context.Context) error
@@ -159,7 +163,9 @@ func (t *Transformers) Run(ctx context.Context) error {
 	})
 }
 
-// reload loads the file if its content has changed, and reports whether it has.
+// reload reads the file again if its content has changed, waits until the new key management
+// services are healthy, and then switches to the new configuration. It reports whether it has
+// switched. After an error the previous configuration remains in use.
 func (t *Transformers) reload(ctx context.Context) (bool, error) {
 	before := t.current.Load()
 	hash, err := encryptionconfig.GetEncryptionConfigHash(t.cfg.Path)
@@ -181,8 +187,9 @@ func (t *Transformers) reload(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// settle waits until the key management services are healthy, up to their timeout. It polls,
-// because their state is only known after a health check.
+// settle waits until all key management services of a new configuration are healthy, for the KMS
+// grace period or 10 seconds if that is shorter. It returns an error if they are still unhealthy
+// then. It polls, because their state is only known after a health check.
 func (c *configuration) settle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, max(c.KMSCloseGracePeriod, 10*time.Second))
 	defer cancel()
@@ -205,18 +212,20 @@ func (c *configuration) settle(ctx context.Context) error {
 	}
 }
 
-// reloadingTransformer is the transformer of a resource that always uses the current configuration.
+// reloadingTransformer is the transformer of a resource that uses the present configuration for
+// each value, so that it follows reloads.
 type reloadingTransformer struct {
 	all      *Transformers
 	resource schema.GroupResource
 }
 
-// TransformFromStorage implements value.Transformer.
+// TransformFromStorage decrypts data that was read from etcd. It reports whether the value is
+// stale, that is, must be written again with the present key.
 func (f reloadingTransformer) TransformFromStorage(ctx context.Context, data []byte, at value.Context) ([]byte, bool, error) {
 	return f.all.current.Load().transformer(f.resource).TransformFromStorage(ctx, data, at)
 }
 
-// TransformToStorage implements value.Transformer.
+// TransformToStorage encrypts data before it is written to etcd.
 func (f reloadingTransformer) TransformToStorage(ctx context.Context, data []byte, at value.Context) ([]byte, error) {
 	return f.all.current.Load().transformer(f.resource).TransformToStorage(ctx, data, at)
 }

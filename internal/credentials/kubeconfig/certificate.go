@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// ClientCertificate returns the client certificate, in PEM, of the current context of a kubeconfig.
-// The certificate must be embedded in the file.
+// ClientCertificate returns the client certificate, in PEM, of the current context of the
+// kubeconfig at path. It returns an error if the certificate is not embedded in the file.
 func ClientCertificate(path string) ([]byte, error) {
 	cert, _, err := ClientPair(path)
 	return cert, err
@@ -32,8 +32,9 @@ func ClientPair(path string) (cert, key []byte, err error) {
 
 var errNoCertificate = errors.New("current context has no embedded client certificate")
 
-// ReplaceCertificate replaces the certificate and key, in PEM, of all users in the file that have
-// the old certificate, and reports whether there are any. The rest of the file is not changed.
+// ReplaceCertificate replaces the client certificate and key, in PEM, of all users in the file
+// whose certificate is old, and reports whether there are any. It is used when certificates are
+// renewed. The rest of the file is not changed.
 func (t Target) ReplaceCertificate(old, cert, key []byte) (bool, error) {
 	c, err := t.load()
 	if err != nil {

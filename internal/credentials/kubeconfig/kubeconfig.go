@@ -82,13 +82,14 @@ func (cfg *Config) name() string {
 	return cfg.Name
 }
 
-// Write writes a kubeconfig to path with mode 0600. It does not write the file if the content is
-// the same.
+// Write writes a kubeconfig to path with mode 0600, and creates missing directories. It does not
+// write the file if the content is the same, so that its modification time remains.
 func Write(path string, cfg Config) error {
 	return write(path, New(cfg), nil)
 }
 
-// write writes c to path. New files and directories belong to owner.
+// write writes c to path unless the file already has this content. A new file and new directories
+// belong to owner, or to the user of the process if owner is nil.
 func write(path string, c *clientcmdapi.Config, owner *atomicfile.Owner) error {
 	data, err := clientcmd.Write(*c)
 	if err != nil {

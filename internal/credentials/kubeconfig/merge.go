@@ -17,16 +17,18 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// Target is the kubeconfig of the user who runs the program.
+// Target is the kubeconfig file of the user who runs hyperkube, in which Merge adds the context of
+// the cluster.
 type Target struct {
-	// Path is the file. The file and its directory need not exist.
+	// Path is the path of the file. The file and its directory need not exist.
 	Path string
 	// Owner is the owner of a new file. If it is nil, the owner is the user of the process.
 	Owner *atomicfile.Owner
 }
 
-// UserTarget finds the file: the first path of $KUBECONFIG, else ~/.kube/config of the user, or of
-// the user who called sudo. getenv is os.Getenv.
+// UserTarget finds the kubeconfig file of the user: the first path of $KUBECONFIG, else
+// ~/.kube/config. If the program was started with sudo, it is the user who called sudo. getenv is
+// os.Getenv. UserTarget returns an error if there is neither a path nor a home directory.
 func UserTarget(getenv func(string) string) (Target, error) {
 	var t Target
 	home := getenv("HOME")
@@ -151,7 +153,8 @@ func (t Target) load() (*clientcmdapi.Config, error) {
 	return c, nil
 }
 
-// save replaces the file. It follows a symbolic link and keeps the owner of an existing file.
+// save writes c to the file. If the file is a symbolic link, it writes the target of the link, and
+// it keeps the owner of an existing file.
 func (t Target) save(c *clientcmdapi.Config) error {
 	path := t.Path
 	if real, err := filepath.EvalSymlinks(path); err == nil {

@@ -37,7 +37,7 @@ type Pair struct {
 	CertFile, KeyFile string
 }
 
-// TLS returns the pair as a tls.Certificate.
+// TLS returns the pair as a tls.Certificate, with all certificates of CertPEM as its chain.
 func (p *Pair) TLS() tls.Certificate {
 	c := tls.Certificate{PrivateKey: p.Key, Leaf: p.Cert}
 	for rest := p.CertPEM; ; {
@@ -52,7 +52,8 @@ func (p *Pair) TLS() tls.Certificate {
 	}
 }
 
-// RenewAt returns when the pair is due for renewal: when a third of its validity is left.
+// RenewAt returns the time from which on the certificate is renewed: when a third of its validity
+// is left.
 func (p *Pair) RenewAt() time.Time {
 	return p.Cert.NotAfter.Add(-p.Cert.NotAfter.Sub(p.Cert.NotBefore) / 3)
 }
@@ -62,14 +63,15 @@ type CA struct {
 	Pair
 }
 
-// Pool returns a pool with the CA's certificates.
+// Pool returns a certificate pool that trusts the CA, for verifying certificates that it has
+// signed.
 func (ca *CA) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(ca.CertPEM)
 	return pool
 }
 
-// Spec specifies a certificate.
+// Spec specifies the names, usages and validity of a certificate that a CA signs.
 type Spec struct {
 	// CommonName is the user name of a client.
 	CommonName string
@@ -84,12 +86,13 @@ type Spec struct {
 	Validity time.Duration
 }
 
-// Client returns the Spec of a user's client certificate.
+// Client returns the Spec of a client certificate that authenticates as user in groups.
 func Client(user string, groups ...string) Spec {
 	return Spec{CommonName: user, Organizations: groups, Client: true}
 }
 
-// Node returns the Spec of a kubelet's client certificate.
+// Node returns the Spec of the client certificate with which the kubelet of the node name
+// authenticates.
 func Node(name string) Spec {
 	return Client("system:node:"+name, "system:nodes")
 }
@@ -110,14 +113,16 @@ func Server(commonName string, hosts ...string) Spec {
 	return s
 }
 
-// KubeletServer returns the Spec of a kubelet's serving certificate.
+// KubeletServer returns the Spec of the serving certificate of a node's kubelet. hosts are the
+// addresses of the node; its name is added.
 func KubeletServer(node string, hosts ...string) Spec {
 	s := Server("system:node:"+node, append([]string{node}, hosts...)...)
 	s.Organizations = []string{"system:nodes"}
 	return s
 }
 
-// SpecOf returns the Spec of an existing certificate, without its validity, to renew it.
+// SpecOf returns the Spec of an existing certificate, with which it can be renewed. The result has
+// the default validity.
 func SpecOf(cert *x509.Certificate) Spec {
 	return Spec{
 		CommonName: cert.Subject.CommonName, Organizations: cert.Subject.Organization,
@@ -130,7 +135,8 @@ func SpecOf(cert *x509.Certificate) Spec {
 // errNoKey is returned when a certificate must be signed but the CA's key is not available.
 var errNoKey = errors.New("key of the certificate authority is not available")
 
-// NewPair generates a key and signs a certificate for it, in memory.
+// NewPair generates a key and signs a certificate for it according to spec. It writes no files. It
+// returns an error if the key of the CA is not available.
 func (ca *CA) NewPair(spec Spec) (*Pair, error) {
 	key, err := newKey()
 	if err != nil {
@@ -143,7 +149,8 @@ func (ca *CA) NewPair(spec Spec) (*Pair, error) {
 	return newPair(cert, key)
 }
 
-// Sign signs a certificate for the public key pub.
+// Sign signs a certificate for the public key pub according to spec. The certificate does not
+// outlive the CA's. It returns an error if the key of the CA is not available.
 func (ca *CA) Sign(pub crypto.PublicKey, spec Spec) (*x509.Certificate, error) {
 	if ca.Key == nil {
 		return nil, fmt.Errorf("signing certificate for %q: %w", spec.CommonName, errNoKey)
@@ -177,7 +184,8 @@ func (ca *CA) Sign(pub crypto.PublicKey, spec Spec) (*x509.Certificate, error) {
 	return sign(template, ca.Cert, pub, ca.Key)
 }
 
-// newCA creates a CA with key, or with a new key if key is nil.
+// newCA creates a self-signed CA with the common name name, in memory. It uses key, or a new key if
+// key is nil.
 func newCA(name string, key crypto.Signer) (*CA, error) {
 	if key == nil {
 		var err error

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Files is a certificate and key in files that another process renews. Its methods are safe for
-// concurrent use.
+// Files is a certificate and key in files that another process or component renews, such as a
+// kubelet's serving certificate. Its methods are safe for concurrent use.
 type Files struct {
 	// Context is the prefix of errors, such as "reading serving certificate".
 	Context           string
@@ -27,8 +27,9 @@ type Files struct {
 }
 
 // Certificate returns the certificate in the files. It loads the files again when CertFile has
-// changed. If that fails, for example because only one of the files was replaced yet, it returns
-// the previous certificate. It returns an error only if no certificate was ever loaded.
+// changed. If that fails, for example because only one of the files was replaced yet, it calls
+// OnError and returns the previous certificate. It returns an error only if no certificate was ever
+// loaded.
 func (f *Files) Certificate() (*tls.Certificate, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

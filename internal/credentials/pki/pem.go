@@ -56,8 +56,9 @@ func marshalPublic(key crypto.PublicKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: publicKeyType, Bytes: der}), nil
 }
 
-// loadPair loads a pair. A missing key file is not an error. If the certificate file is missing,
-// the error is fs.ErrNotExist. It is an error if the key does not match the certificate.
+// loadPair loads a certificate and its key. A missing key file is not an error; Key is nil then. If
+// the certificate file is missing, the error is fs.ErrNotExist. It is an error if the key does not
+// match the certificate.
 func loadPair(certFile, keyFile string) (*Pair, error) {
 	p := &Pair{CertFile: certFile, KeyFile: keyFile}
 	var err error

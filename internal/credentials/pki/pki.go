@@ -24,8 +24,8 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// KubeletClientGroup is the group of the client certificate that API servers present to kubelets. The API server binds
-// it to a role that grants the kubelet API and nothing else.
+// KubeletClientGroup is the group of the client certificate with which API servers authenticate to
+// kubelets. The API server binds this group to a role that grants the kubelet API and nothing else.
 const KubeletClientGroup = "system:hyperkube:kubelet-clients"
 
 // Config specifies the names and addresses in the certificates.
@@ -69,7 +69,8 @@ type Set struct {
 	ServiceAccountKeyFile, ServiceAccountPubFile string
 }
 
-// authority is a CA with its file name and common name.
+// authority describes a CA of a Set: its file name without extension, its common name, and the field
+// of the Set.
 type authority struct {
 	file, name string
 	dst        **CA
@@ -83,7 +84,8 @@ func (s *Set) authorities() []authority {
 	}
 }
 
-// leaf is a leaf certificate with its file name and CA.
+// leaf describes a leaf certificate of a Set: its file name without extension, the CA that signs it,
+// its Spec, and the field of the Set.
 type leaf struct {
 	file string
 	ca   *CA
@@ -91,7 +93,8 @@ type leaf struct {
 	dst  **Pair
 }
 
-// leaves returns the leaf certificates. The CAs of s must be set.
+// leaves returns the descriptions of all leaf certificates of a control plane node. It copies the
+// CAs of s, which must be set unless the caller does not sign.
 func (s *Set) leaves(cfg Config) []leaf {
 	local := []string{cfg.NodeName, "localhost", "127.0.0.1", "::1"}
 	for _, ip := range cfg.NodeAddresses {
@@ -226,7 +229,9 @@ func LoadCA(base string) (*CA, error) {
 	return &CA{Pair: *pair}, nil
 }
 
-// ensureCA returns the CA at base, and the files to write if it is new.
+// ensureCA returns the CA in base.crt and base.key. If there is none, it creates one with the
+// common name name and returns the files that the caller must write. An expired or unreadable CA is
+// an error.
 func ensureCA(base, name string) (*CA, []atomicfile.File, error) {
 	ca, err := LoadCA(base)
 	if err == nil {
@@ -258,8 +263,8 @@ func ensureCA(base, name string) (*CA, []atomicfile.File, error) {
 	return ca, ca.files(base, false), nil
 }
 
-// EnsurePair ensures that base.crt and base.key contain a valid certificate of the CA for spec, as
-// described in the package documentation.
+// EnsurePair returns the certificate in base.crt and base.key. If it is missing, due for renewal or
+// not valid for spec, EnsurePair replaces it first, as described in the package documentation.
 func (ca *CA) EnsurePair(base string, spec Spec) (*Pair, error) {
 	if err := os.MkdirAll(filepath.Dir(base), 0o755); err != nil {
 		return nil, fmt.Errorf("creating certificate directory: %w", err)
@@ -275,7 +280,7 @@ func (ca *CA) EnsurePair(base string, spec Spec) (*Pair, error) {
 }
 
 // RenewPair replaces base.crt and base.key by a new certificate with a new key for the same names
-// and usages.
+// and usages, whether the old one is due for renewal or not.
 func (ca *CA) RenewPair(base string) (*Pair, error) {
 	data, err := os.ReadFile(base + ".crt")
 	if err != nil {
@@ -348,8 +353,10 @@ func (ca *CA) valid(pair *Pair, spec Spec) bool {
 	return true
 }
 
-// files sets the paths of the pair and returns its files. The key is first, so that a certificate
-// file only exists together with its key.
+// files sets the paths of the pair to base.crt and base.key and returns both files for
+// atomicfile.Write. The key is first, so that a certificate file only exists together with its key.
+// remakeable is set for certificates that can be created again after a power failure, so that they
+// need not be synced.
 func (p *Pair) files(base string, remakeable bool) []atomicfile.File {
 	p.CertFile, p.KeyFile = base+".crt", base+".key"
 	return []atomicfile.File{
@@ -391,8 +398,8 @@ func (s *Set) ensureServiceAccountKey() ([]atomicfile.File, error) {
 	return append(files, atomicfile.File{Path: s.ServiceAccountPubFile, Data: pub, Mode: 0o600, SkipSync: true}), nil
 }
 
-// Lock acquires an exclusive lock for changing the certificates in dir. The returned function
-// releases it.
+// Lock acquires an exclusive lock for changing the certificates in dir, and waits while another
+// process holds it. The returned function releases the lock.
 func Lock(dir string) (func(), error) {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// MissingError lists missing certificates that cannot be created because the key of their CA is not
-// available.
+// MissingError is returned by Ensure. It lists missing certificates that cannot be created because
+// the key of their CA is not available. The operator must have them signed elsewhere.
 type MissingError struct {
 	// Files are the paths of the missing certificates.
 	Files []string
@@ -28,8 +28,8 @@ func (e *MissingError) Error() string {
 // requestType is the PEM block type of a certificate signing request.
 const requestType = "CERTIFICATE REQUEST"
 
-// Request creates a certificate signing request for spec, in PEM. It uses the key in keyPEM, or
-// generates one if keyPEM is empty, and returns the key as well.
+// Request creates a certificate signing request for spec, in PEM, and returns it with its key. It
+// uses the key in keyPEM, or generates one if keyPEM is empty.
 func Request(keyPEM []byte, spec Spec) (key, request []byte, err error) {
 	if len(keyPEM) == 0 {
 		made, err := newKey()
@@ -54,9 +54,9 @@ func Request(keyPEM []byte, spec Spec) (key, request []byte, err error) {
 	return keyPEM, pem.EncodeToMemory(&pem.Block{Type: requestType, Bytes: der}), nil
 }
 
-// Requests writes a key and a certificate signing request (.csr) to dir for each certificate that
-// Ensure would create for cfg. Existing keys are kept. It returns the names of the certificate
-// files without extension.
+// Requests writes a key and a certificate signing request (.csr) to dir for each leaf certificate
+// that Ensure would create for cfg, so that a CA whose key is elsewhere can sign them. Existing
+// keys are kept. It returns the names of the certificate files without extension.
 func Requests(dir string, cfg Config) ([]string, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o755); err != nil {
 		return nil, fmt.Errorf("creating certificates directory: %w", err)
@@ -85,7 +85,8 @@ func Requests(dir string, cfg Config) ([]string, error) {
 	return names, nil
 }
 
-// WritePair writes a certificate and key that were created elsewhere to base.crt and base.key.
+// WritePair writes a certificate and key that were created elsewhere to base.crt and base.key, and
+// creates the directory.
 func WritePair(base string, certPEM, keyPEM []byte) error {
 	if err := os.MkdirAll(filepath.Dir(base), 0o755); err != nil {
 		return fmt.Errorf("creating certificate directory: %w", err)

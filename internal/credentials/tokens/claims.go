@@ -19,7 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 )
 
-// claims are all claims of a token.
+// claims are all claims in the payload of a service account token, of a bound or a legacy one.
 type claims struct {
 	jwt.Claims
 	// Audience replaces the field of jwt.Claims.
@@ -28,14 +28,15 @@ type claims struct {
 	legacyClaims
 }
 
-// audience is always encoded as a list, even with one element, as in kube-apiserver, because
-// verifiers may expect a list. Both forms are decoded.
+// audience is the list of audiences of a token. It is always encoded as a list, even with one
+// element, as in kube-apiserver, because verifiers may expect a list. Decoding also accepts a
+// single string.
 type audience []string
 
-// MarshalJSON implements json.Marshaler.
+// MarshalJSON returns a JSON list.
 func (a audience) MarshalJSON() ([]byte, error) { return json.Marshal([]string(a)) }
 
-// UnmarshalJSON implements json.Unmarshaler.
+// UnmarshalJSON accepts a JSON list or string.
 func (a *audience) UnmarshalJSON(data []byte) error { return json.Unmarshal(data, (*jwt.Audience)(a)) }
 
 // bound contains the objects that a token is bound to.
@@ -57,7 +58,8 @@ type ref struct {
 // as long as their Secret exists.
 const legacyIssuer = "kubernetes/serviceaccount"
 
-// legacyClaims are the claims of a token that is stored in a Secret.
+// legacyClaims are the claims of a token that is stored in a Secret. They are empty in bound
+// tokens.
 type legacyClaims struct {
 	LegacyNamespace string `json:"kubernetes.io/serviceaccount/namespace,omitempty"`
 	LegacySecret    string `json:"kubernetes.io/serviceaccount/secret.name,omitempty"`
@@ -74,7 +76,8 @@ type boundObjects struct {
 	Node           *corev1.Node
 }
 
-// newClaims returns the claims of a new token. If warnAfter is zero, the token has no warning time.
+// newClaims returns the claims of a new token that is valid from now for the duration expires.
+// warnAfter is the age after which its use is recorded as stale; zero means never.
 func newClaims(issuer string, b boundObjects, now time.Time, expires, warnAfter time.Duration, audiences []string) claims {
 	sa := b.ServiceAccount
 	c := claims{
@@ -107,8 +110,8 @@ func newClaims(issuer string, b boundObjects, now time.Time, expires, warnAfter 
 	return c
 }
 
-// warnAfter returns the time after which a token with an extended lifetime is stale, or zero if
-// there is none.
+// warnAfter returns the time after which the use of a token with an extended lifetime is recorded
+// as stale, or zero if there is none.
 func (c *claims) warnAfter() time.Time {
 	if c.Kubernetes == nil || c.Kubernetes.WarnAfter == nil || *c.Kubernetes.WarnAfter == 0 {
 		return time.Time{}

@@ -15,14 +15,15 @@ const (
 	JWKSPath          = "/openid/v1/jwks"
 )
 
-// Discovery serves the public documents of an issuer, as specified by OpenID Connect Discovery 1.0.
+// Discovery serves the public documents of an issuer, as specified by OpenID Connect Discovery 1.0,
+// with which other systems verify service account tokens.
 type Discovery struct {
 	configuration, jwks []byte
 }
 
-// NewDiscovery creates the documents. jwksURI is the public URL of the keys. The issuer and jwksURI
-// must be https URLs. Otherwise it returns an error, which need not prevent the server from
-// starting.
+// NewDiscovery creates the documents for an issuer. jwksURI is the public URL of the keys. It
+// returns an error if the issuer or jwksURI is not an https URL, or if keys is empty. The API
+// server can then run without discovery.
 func NewDiscovery(issuer, jwksURI string, keys *KeySet) (*Discovery, error) {
 	if u, err := url.Parse(issuer); err != nil || u.Scheme != "https" || u.RawQuery != "" || u.Fragment != "" {
 		return nil, fmt.Errorf("issuer %q is not an https URL without query and fragment", issuer)
@@ -57,12 +58,12 @@ func NewDiscovery(issuer, jwksURI string, keys *KeySet) (*Discovery, error) {
 	return &Discovery{configuration: configuration, jwks: jwks}, nil
 }
 
-// Configuration serves ConfigurationPath.
+// Configuration handles requests for ConfigurationPath.
 func (d *Discovery) Configuration(w http.ResponseWriter, _ *http.Request) {
 	writeDocument(w, "application/json", d.configuration)
 }
 
-// JWKS serves JWKSPath.
+// JWKS handles requests for JWKSPath.
 func (d *Discovery) JWKS(w http.ResponseWriter, _ *http.Request) {
 	writeDocument(w, "application/jwk-set+json", d.jwks)
 }

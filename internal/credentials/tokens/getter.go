@@ -10,12 +10,13 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// live reads all objects from the API server.
+// live is a Getter that reads all objects from the API server.
 type live struct {
 	kube kubernetes.Interface
 }
 
-// LiveGetter returns a Getter that sees all previous writes. It is used for issuing tokens.
+// LiveGetter returns a Getter that reads all objects from the API server, so that it sees all
+// previous writes. Issuers use it.
 func LiveGetter(kube kubernetes.Interface) Getter { return live{kube} }
 
 func (g live) ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
@@ -34,7 +35,8 @@ func (g live) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return g.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 }
 
-// cached reads objects that every request needs from informers.
+// cached is a Getter that reads the objects that every verification needs from caches, and others
+// from the API server.
 type cached struct {
 	live
 	accounts corelisters.ServiceAccountLister
@@ -48,8 +50,8 @@ type Pods interface {
 	Pod(namespace, name string) (*corev1.Pod, bool)
 }
 
-// CachedGetter reads service accounts from an informer and pods from a cache, and falls back to the
-// API server if they are missing there. It is used for verifying tokens. Secrets and nodes, to
+// CachedGetter returns a Getter for verifying tokens. It reads service accounts from an informer
+// and pods from a cache, and from the API server if they are missing there. Secrets and nodes, to
 // which few tokens are bound, are always read from the API server.
 func CachedGetter(kube kubernetes.Interface, inf informers.SharedInformerFactory, pods Pods) Getter {
 	return cached{

@@ -48,7 +48,8 @@ type IssuerConfig struct {
 	Now func() time.Time
 }
 
-// Getter reads objects. Errors are API errors. Callers must not modify the returned objects.
+// Getter reads the objects that tokens are bound to. Errors are API errors, such as NotFound.
+// Callers must not modify the returned objects.
 type Getter interface {
 	ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
@@ -56,13 +57,14 @@ type Getter interface {
 	Node(ctx context.Context, name string) (*corev1.Node, error)
 }
 
-// Issuer issues tokens. Its methods are safe for concurrent use.
+// Issuer issues service account tokens in response to TokenRequests. Its methods are safe for
+// concurrent use.
 type Issuer struct {
 	cfg    IssuerConfig
 	signer jose.Signer
 }
 
-// NewIssuer validates cfg and creates an Issuer.
+// NewIssuer validates cfg and returns an Issuer. Issuer, Key and Objects are required.
 func NewIssuer(cfg IssuerConfig) (*Issuer, error) {
 	if cfg.Issuer == "" || cfg.Key == nil || cfg.Objects == nil {
 		return nil, errors.New("creating service account token issuer: issuer, key and objects are required")
@@ -99,8 +101,9 @@ func newSigner(key crypto.Signer) (jose.Signer, error) {
 	return signer, nil
 }
 
-// Request handles a TokenRequest, which is posted to the "token" subresource of a service account.
-// It returns a new object. Errors are API errors.
+// Request issues a token for a TokenRequest, which a client has posted to the "token" subresource
+// of the service account name. It returns a new object with the token. Errors are API errors,
+// except if signing fails.
 func (i *Issuer) Request(ctx context.Context, namespace, name string, req *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
 	kind := authenticationv1.SchemeGroupVersion.WithKind("TokenRequest").GroupKind()
 	meta := field.NewPath("metadata")
@@ -166,7 +169,7 @@ func Default(req *authenticationv1.TokenRequest) {
 	}
 }
 
-// forServer reports whether all audiences are audiences of the API server.
+// forServer reports whether all of the requested audiences are audiences of the API server.
 func (i *Issuer) forServer(audiences []string) bool {
 	for _, a := range audiences {
 		if !slices.Contains(i.cfg.Audiences, a) {
@@ -193,7 +196,9 @@ func validateRequest(spec *authenticationv1.TokenRequestSpec) field.ErrorList {
 	return errs
 }
 
-// bind reads the object that the token will be bound to.
+// bind reads the object that the new token of sa will be bound to: the Pod, Secret or Node that to
+// refers to, or only the service account if to is nil. For a pod it also reads its node. It returns
+// an API error if the object does not exist, has another UID, or does not belong to the account.
 func (i *Issuer) bind(ctx context.Context, sa *corev1.ServiceAccount, to *authenticationv1.BoundObjectReference) (boundObjects, error) {
 	b := boundObjects{ServiceAccount: sa}
 	if to == nil {

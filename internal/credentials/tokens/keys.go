@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// publicKey is a key for verifying tokens.
+// publicKey is a key for verifying tokens, with its key ID and the only algorithm it is used with.
 type publicKey struct {
 	id  string
 	alg jose.SignatureAlgorithm
@@ -85,8 +85,8 @@ func LoadSigner(file string) (crypto.Signer, error) {
 	return signer, nil
 }
 
-// candidates returns the keys that may have signed a token with the key ID in its header. Old tokens have
-// no key ID.
+// candidates returns the keys that may have signed a token with the key ID id in its header: the
+// key with this ID, or all keys if there is none, because old tokens have no key ID.
 func (s *KeySet) candidates(id string) []publicKey {
 	if i, ok := s.byID[id]; ok {
 		return s.keys[i : i+1]
@@ -94,7 +94,7 @@ func (s *KeySet) candidates(id string) []publicKey {
 	return s.keys
 }
 
-// jwks returns the public JSON Web Key Set.
+// jwks returns the keys as the JSON Web Key Set that Discovery serves.
 func (s *KeySet) jwks() jose.JSONWebKeySet {
 	var doc jose.JSONWebKeySet
 	for _, k := range s.keys {
@@ -122,8 +122,8 @@ func algorithm(key crypto.PublicKey) (jose.SignatureAlgorithm, error) {
 	return "", fmt.Errorf("service account keys of type %T are not supported", key)
 }
 
-// keyID derives the key ID in the same way as upstream, so that tokens and discovery documents of
-// both are compatible.
+// keyID returns the key ID of a public key. It is derived in the same way as in upstream, so that
+// tokens and discovery documents of both are compatible.
 func keyID(key crypto.PublicKey) (string, error) {
 	der, err := x509.MarshalPKIXPublicKey(key)
 	if err != nil {

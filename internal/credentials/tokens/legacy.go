@@ -27,7 +27,8 @@ func NewSecretSigner(key crypto.Signer) (*SecretSigner, error) {
 	return &SecretSigner{signer: signer}, nil
 }
 
-// Sign creates a token of sa that is valid as long as secret contains it.
+// Sign creates a token of the service account sa for the Secret secret. The token does not expire,
+// but is only valid as long as the Secret contains it.
 func (s *SecretSigner) Sign(sa *corev1.ServiceAccount, secret *corev1.Secret) (string, error) {
 	c := claims{
 		Claims: jwt.Claims{Issuer: legacyIssuer, Subject: serviceaccount.MakeUsername(sa.Namespace, sa.Name)},
@@ -45,7 +46,9 @@ func (s *SecretSigner) Sign(sa *corev1.ServiceAccount, secret *corev1.Secret) (s
 	return token, nil
 }
 
-// checkLegacy verifies a token that is stored in a Secret: the Secret must still contain it.
+// checkLegacy verifies a token that is stored in a Secret, whose signature is valid and whose
+// claims are c: the Secret must still contain the token, the service account must exist, and
+// neither may be in deletion. It records the use of the token.
 func (v *Verifier) checkLegacy(ctx context.Context, token string, c *claims) (*serviceaccount.ServiceAccountInfo, error) {
 	switch {
 	case c.LegacyNamespace == "":

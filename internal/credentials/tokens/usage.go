@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Labels of Secrets with tokens: the date of the last use of the token, and the date since which it
-// is invalid. The date format is Day.
+// Labels of Secrets with tokens: LastUsedLabel is the date of the last use of the token, and
+// InvalidSinceLabel the date since which the token is invalid. Day is the date format.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#legacy-serviceaccount-token-cleaner
 const (
@@ -34,7 +34,8 @@ const (
 	TrackingKey  = "since"
 )
 
-// Usage records the use of tokens. All methods are safe for concurrent use and do nothing on nil.
+// Usage records the use of service account tokens in metrics, audit annotations and labels of
+// Secrets. All methods are safe for concurrent use and do nothing on nil.
 type Usage struct {
 	kube kubernetes.Interface
 	log  *slog.Logger
@@ -49,7 +50,8 @@ type Usage struct {
 	verifying         prometheus.Gauge
 }
 
-// NewUsage creates a Usage that labels Secrets with kube and registers its metrics in reg.
+// NewUsage returns a Usage that labels Secrets with the client kube and registers its metrics in
+// reg. If kube is nil, labeling fails and is logged.
 func NewUsage(kube kubernetes.Interface, reg prometheus.Registerer, log *slog.Logger) (*Usage, error) {
 	u := &Usage{kube: kube, log: log, now: time.Now}
 	for _, c := range []struct {
@@ -87,7 +89,8 @@ func NewUsage(kube kubernetes.Interface, reg prometheus.Registerer, log *slog.Lo
 	return u, nil
 }
 
-// recordHit records a token that was found in the cache. took is the duration of the lookup.
+// recordHit records that a token was found in the verifier's cache. took is the duration of the
+// lookup.
 func (u *Usage) recordHit(took time.Duration) {
 	if u == nil {
 		return
@@ -96,8 +99,8 @@ func (u *Usage) recordHit(took time.Duration) {
 	u.took.WithLabelValues("hit").Observe(took.Seconds())
 }
 
-// recordVerification records the start of a token verification. The returned function must be called with its
-// result.
+// recordVerification records the start of the verification of a token that was not in the cache, at
+// the time began. The caller must call the returned function with the result.
 func (u *Usage) recordVerification(began time.Time) func(error) {
 	if u == nil {
 		return func(error) {}
@@ -115,8 +118,9 @@ func (u *Usage) recordVerification(began time.Time) func(error) {
 	}
 }
 
-// recordBound records a token with a bound lifetime. After warnAfter, if it is not zero, the client
-// should have replaced the token.
+// recordBound records the use of a token with an extended lifetime: as valid, or as stale if it is
+// used after warnAfter, because the client should have replaced it. If warnAfter is zero, the token
+// has no extended lifetime, and nothing is recorded.
 func (u *Usage) recordBound(ctx context.Context, subject string, now, warnAfter time.Time) {
 	if u == nil || warnAfter.IsZero() {
 		return
@@ -130,8 +134,8 @@ func (u *Usage) recordBound(ctx context.Context, subject string, now, warnAfter 
 		fmt.Sprintf("subject: %s, seconds after warning threshold: %d", subject, now.Unix()-warnAfter.Unix()))
 }
 
-// recordSecret records the use of a token that is stored in a Secret. It returns an error if the Secret
-// marks the token as invalid.
+// recordSecret records the use of the token that is stored in the Secret s of the account sa, and
+// labels the Secret with the date. It returns an error if the Secret marks the token as invalid.
 func (u *Usage) recordSecret(ctx context.Context, s *corev1.Secret, sa *corev1.ServiceAccount) error {
 	if u == nil {
 		return nil
@@ -156,8 +160,8 @@ func (u *Usage) recordSecret(ctx context.Context, s *corev1.Secret, sa *corev1.S
 	return nil
 }
 
-// Generated reports whether a Secret was generated automatically for an account. In that case the
-// account lists it.
+// Generated reports whether the Secret s was generated automatically for the account sa, as old
+// Kubernetes versions did. The account lists such Secrets.
 func Generated(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
 	for _, r := range sa.Secrets {
 		if r.Name == s.Name {
@@ -167,7 +171,8 @@ func Generated(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
 	return false
 }
 
-// labelLastUsed labels a Secret with the current date, once per day.
+// labelLastUsed sets LastUsedLabel of a Secret to the present date, unless it already has that
+// date. A failure is only logged.
 func (u *Usage) labelLastUsed(ctx context.Context, s *corev1.Secret) {
 	now := u.now().UTC()
 	// The clock of another server may be ahead.

@@ -37,7 +37,8 @@ type VerifierConfig struct {
 	Now func() time.Time
 }
 
-// Verifier verifies tokens. It implements authenticator.Token and is safe for concurrent use.
+// Verifier verifies service account tokens for the API server's authentication. It implements
+// authenticator.Token and is safe for concurrent use.
 type Verifier struct {
 	cfg VerifierConfig
 
@@ -49,11 +50,12 @@ type Verifier struct {
 
 var _ authenticator.Token = (*Verifier)(nil)
 
-// cacheSize is the maximum number of tokens in each of the two maps. An entry takes about one
-// kilobyte.
+// cacheSize is the maximum number of verified tokens in each of the two maps of a Verifier. An
+// entry takes about one kilobyte.
 const cacheSize = 4096
 
-// verified is a token with a valid signature and issuer.
+// verified is a cached token whose signature and issuer are valid. Its expiry and bound objects are
+// checked at each use.
 type verified struct {
 	claims claims
 	// user is the user of the token, provided that its bound objects still exist. It is nil for
@@ -66,7 +68,7 @@ var (
 	errExpired     = errors.New("service account token has expired")
 )
 
-// NewVerifier validates cfg and creates a Verifier.
+// NewVerifier validates cfg and returns a Verifier. Issuers, Keys and Objects are required.
 func NewVerifier(cfg VerifierConfig) (*Verifier, error) {
 	if len(cfg.Issuers) == 0 || cfg.Keys == nil || cfg.Objects == nil {
 		return nil, errors.New("creating service account token verifier: issuers, keys and objects are required")
@@ -81,7 +83,9 @@ func NewVerifier(cfg VerifierConfig) (*Verifier, error) {
 }
 
 // AuthenticateToken returns the user of a token. It returns false without an error if the token was
-// not issued by one of the configured issuers. The requested audiences are taken from the context.
+// not issued by one of the configured issuers, so that other authenticators can try it. It returns
+// an error if the token is invalid, expired, or has none of the audiences in ctx, which are those
+// of the API server by default.
 func (v *Verifier) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	tok, ok, err := v.verify(token)
 	if !ok || err != nil {
@@ -115,7 +119,9 @@ func (v *Verifier) AuthenticateToken(ctx context.Context, token string) (*authen
 	return &authenticator.Response{User: tok.user, Audiences: common}, true, nil
 }
 
-// verify verifies the immutable properties of a token.
+// verify verifies the properties of a token that cannot change: its signature, its issuer and the
+// consistency of its claims. It caches tokens that pass. It returns false without an error if the
+// token has another issuer or is malformed.
 func (v *Verifier) verify(token string) (_ *verified, _ bool, err error) {
 	began := time.Now()
 	hash := sha256.Sum256([]byte(token))
@@ -166,7 +172,8 @@ func (v *Verifier) verify(token string) (_ *verified, _ bool, err error) {
 	return tok, true, nil
 }
 
-// hasOurIssuer reports whether the unverified issuer of a token is one of the configured issuers.
+// hasOurIssuer reports whether the issuer that a token claims, before its signature is verified, is
+// one of the configured issuers or that of legacy tokens.
 func (v *Verifier) hasOurIssuer(token string) bool {
 	_, rest, _ := strings.Cut(token, ".")
 	payload, _, ok := strings.Cut(rest, ".")
@@ -186,7 +193,8 @@ func (v *Verifier) hasOurIssuer(token string) bool {
 	return c.Issuer == legacyIssuer || slices.Contains(v.cfg.Issuers, c.Issuer)
 }
 
-// userOf returns the user of a token.
+// userOf returns the user that the claims of a bound token identify, with its groups and the names
+// of the bound objects. It returns an error if the claims are incomplete or contradict each other.
 func userOf(c *claims) (*user.DefaultInfo, error) {
 	k := c.Kubernetes
 	if k == nil || k.Namespace == "" || k.ServiceAccount.Name == "" {
@@ -216,8 +224,8 @@ func userOf(c *claims) (*user.DefaultInfo, error) {
 	return u, nil
 }
 
-// check verifies the properties of a token that can change: its expiry and the objects that it is
-// bound to.
+// check verifies the properties of a bound token that can change: its expiry, and that the objects
+// that it is bound to exist and are not in deletion.
 func (v *Verifier) check(ctx context.Context, c *claims) error {
 	now := v.cfg.Now()
 	switch err := c.Validate(jwt.Expected{Time: now}); {

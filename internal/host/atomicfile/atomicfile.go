@@ -11,20 +11,20 @@ import (
 	"sync"
 )
 
-// File is a file to write.
+// File is a file that Write writes.
 type File struct {
 	Path string
 	Data []byte
 	Mode fs.FileMode
 	// Owner is the file's owner. If it is nil, the file belongs to the user of the process.
 	Owner *Owner
-	// SkipSync files are not synced before the rename: after a power failure such a file can be
-	// empty or missing, and its owner must recreate it. All other files are on disk when Write
+	// SkipSync is set for files that are not synced before the rename: after a power failure such a file
+	// can be empty or missing, and its owner must recreate it. All other files are on disk when Write
 	// returns.
 	SkipSync bool
 }
 
-// Owner is a user ID and a group ID.
+// Owner is the user ID and group ID to which a file belongs.
 type Owner struct{ UID, GID int }
 
 // Write writes all files. It first writes each file under a temporary name in the same directory,
@@ -75,8 +75,9 @@ func Write(files ...File) error {
 	return syncAll(names)
 }
 
-// writeTemp writes f to a temporary file and returns its name. The name is also returned with an
-// error if the file must be removed.
+// writeTemp writes f, with its mode and owner, to a temporary file in the same directory and
+// returns the name of that file. It also returns the name with an error if the caller must remove
+// the file.
 func writeTemp(f *File) (string, error) {
 	tmp, err := os.CreateTemp(filepath.Dir(f.Path), "."+filepath.Base(f.Path)+".*")
 	if err != nil {
@@ -100,7 +101,7 @@ func writeTemp(f *File) (string, error) {
 	return tmp.Name(), err
 }
 
-// writeError returns an error that names the file and not its temporary name, which would differ with
+// writeError returns err with the path of f instead of the temporary name, which would differ with
 // each attempt.
 func writeError(f *File, err error) error {
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
@@ -109,7 +110,7 @@ func writeError(f *File, err error) error {
 	return fmt.Errorf("writing %s: %w", f.Path, err)
 }
 
-// syncAll syncs files and directories in parallel.
+// syncAll syncs files and directories to disk, in parallel, and returns the first error.
 func syncAll(paths []string) error {
 	errs := make([]error, len(paths))
 	var wg sync.WaitGroup

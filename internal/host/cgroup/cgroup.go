@@ -26,7 +26,7 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// ErrNotExist is returned when the cgroup does not exist.
+// ErrNotExist is returned by methods that need an existing cgroup, such as Stats, if it does not exist.
 var ErrNotExist = os.ErrNotExist
 
 // Manager manages the cgroups of the machine. Its methods are safe for concurrent use, but the
@@ -39,14 +39,16 @@ type Manager struct {
 	v1 map[string]string
 	// mounts are the distinct mount points, sorted.
 	mounts []string
-	// controllers are the controllers of the root of the unified hierarchy.
+	// controllers are the controllers that the root of the unified hierarchy provides. It is empty with
+	// version 1.
 	controllers []string
 	// hybrid is the mount point of a unified hierarchy without controllers that is mounted beside
 	// version 1.
 	hybrid string
 }
 
-// Open finds the cgroup hierarchies in the mount namespace of this process.
+// Open finds the cgroup hierarchies that are mounted in the mount namespace of this process. It
+// returns an error if there is none.
 func Open() (*Manager, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -113,7 +115,7 @@ func OpenTable(table io.Reader) (*Manager, error) {
 	return m, nil
 }
 
-// unescape decodes the octal escapes of a mount table.
+// unescape decodes the octal escapes of a path in a mount table, such as \040 for a space.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
@@ -135,7 +137,7 @@ func unescape(s string) string {
 // Unified reports whether the machine uses cgroup version 2.
 func (m *Manager) Unified() bool { return m.v2 != "" }
 
-// Controllers returns the names of the available controllers, sorted.
+// Controllers returns the names of the available controllers, such as "cpu" and "memory", sorted.
 func (m *Manager) Controllers() []string {
 	var names []string
 	if m.Unified() {
@@ -150,7 +152,8 @@ func (m *Manager) Controllers() []string {
 	return names
 }
 
-// Dirs returns the directories of the cgroup, one per hierarchy, whether they exist or not.
+// Dirs returns the directory of the cgroup in each hierarchy, whether it exists or not. With
+// version 2 there is one.
 func (m *Manager) Dirs(cgroup string) []string {
 	dirs := make([]string, len(m.mounts))
 	for i, point := range m.mounts {
@@ -159,8 +162,9 @@ func (m *Manager) Dirs(cgroup string) []string {
 	return dirs
 }
 
-// Dir returns the directory of the cgroup in the hierarchy of the controller, or an empty string if
-// the controller does not exist.
+// Dir returns the directory of the cgroup in the hierarchy of the controller, whether it exists or
+// not. It returns an empty string if version 1 does not have the controller. With version 2 the
+// controller is ignored.
 func (m *Manager) Dir(controller, cgroup string) string {
 	if m.Unified() {
 		return join(m.v2, cgroup)
@@ -212,7 +216,8 @@ func (m *Manager) Create(cgroup string, resources Resources) error {
 	return m.Set(cgroup, resources)
 }
 
-// delegate enables the controllers of the root for the children of each parent of the cgroup.
+// delegate enables all controllers of the unified hierarchy in each parent of the cgroup, so that
+// they work in the cgroup. It ignores controllers that cannot be enabled, unless they are required.
 func (m *Manager) delegate(cgroup string) error {
 	var enable []string
 	for _, name := range m.controllers {
@@ -246,8 +251,9 @@ func required(controller string) bool {
 	return controller == "cpu" || controller == "memory" || controller == "pids"
 }
 
-// inheritCPUSet copies cpuset.cpus and cpuset.mems from the parent. Version 1 leaves them empty in
-// new cgroups, and a process cannot run in a cgroup with an empty cpuset.
+// inheritCPUSet copies cpuset.cpus and cpuset.mems from the parent to the cgroup and its parents,
+// where they are empty. Version 1 leaves them empty in new cgroups, and a process cannot run in a
+// cgroup with an empty cpuset. point is the mount point of the cpuset hierarchy.
 func inheritCPUSet(point, cgroup string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		dir := point
@@ -351,7 +357,8 @@ func notExist(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV)
 }
 
-// Children returns the names of the cgroups directly below cgroup, sorted.
+// Children returns the names of the cgroups directly below cgroup, in any hierarchy, sorted. It
+// returns none if the cgroup does not exist.
 func (m *Manager) Children(cgroup string) ([]string, error) {
 	var names []string
 	for _, dir := range m.Dirs(cgroup) {
@@ -449,7 +456,9 @@ func (m *Manager) Remove(ctx context.Context, cgroup string) error {
 	}
 }
 
-// removeTree removes directories only. The files in them belong to the kernel and vanish with them.
+// removeTree removes dir, a cgroup in one hierarchy, and all cgroups below it. It removes only
+// directories: the files in them belong to the kernel and vanish with them. It returns EBUSY while
+// a cgroup contains processes.
 func removeTree(dir string) error {
 	err := unix.Rmdir(dir)
 	if err == nil || notExist(err) {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Details are statistics of a cgroup that are used less often than Stats: CPU times, limits and
-// I/O. Values that the kernel does not report are zero.
+// Details are statistics of a cgroup that are needed less often than Stats, for cAdvisor's metrics:
+// CPU times, limits and I/O. Values that the kernel does not report are zero.
 type Details struct {
 	// User and System are CPU time.
 	User, System time.Duration
@@ -35,7 +35,7 @@ type Details struct {
 	IO map[string]IO
 }
 
-// IO counts the reads and writes of a device.
+// IO contains the reads from and writes to one device since the cgroup was created.
 type IO struct{ ReadBytes, WrittenBytes, Reads, Writes uint64 }
 
 // userHertz is the unit of CPU times in version 1. It is the same on every architecture that Go
@@ -106,7 +106,9 @@ func (m *Manager) detailsV1(cgroup string, d *Details) {
 	}
 }
 
-// limitV1 converts a limit of version 1, where a number near the maximum means no limit.
+// limitV1 converts a limit that was read from a version 1 file. It returns zero, which means no
+// limit, if reading failed or the number is near the maximum, with which the kernel represents no
+// limit.
 func limitV1(n uint64, err error) uint64 {
 	if err != nil || n >= 1<<62 {
 		return 0

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Move moves the processes of cgroup from, but not those of cgroups below it, to cgroup to, which
-// must exist. In version 1 each hierarchy is handled separately: a process is moved only in the
-// hierarchies in which it is in from. Move moves only processes for which which returns true, and
-// skips processes of other PID namespaces. It continues after errors and returns the number of
-// moves. If moved is zero, no matching process is left.
+// Move moves those processes of cgroup from for which the function which returns true to cgroup to,
+// which must exist. Processes of cgroups below from and of other PID namespaces are not moved. In
+// version 1 each hierarchy is handled separately: a process is moved only in the hierarchies in
+// which it is in from. Move continues after errors and returns the number of moves. If moved is
+// zero and err is nil, no matching process is left.
 func (m *Manager) Move(from, to string, which func(pid int) bool) (moved int, err error) {
 	dirs := m.Dirs(to)
 	var errs []error

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Stall is the time that processes were stalled on a resource.
+// Stall describes how long processes waited for a resource.
 type Stall struct {
 	// Total is the time since the cgroup was created.
 	Total time.Duration

@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unlimited removes the limit when it is set as MemoryLimit, PidsLimit or CPUQuota.
+// Unlimited is the value of MemoryLimit, PidsLimit or CPUQuota that removes the limit.
 const Unlimited int64 = -1
 
-// Resources are the resource limits of a cgroup. Zero values leave the current setting unchanged.
+// Resources are the resource limits that Create and Set apply to a cgroup. Zero values leave the
+// current setting unchanged.
 type Resources struct {
 	// CPUShares is the CPU weight in the units of version 1: 2 to 262144, where 1024 corresponds to
 	// one requested CPU. It is converted for version 2.
@@ -54,8 +55,8 @@ func CPUWeight(shares uint64) uint64 {
 	return uint64(math.Ceil(math.Pow(10, (l*l+125*l)/612-7.0/34)))
 }
 
-// Set applies the resources to the cgroup. It returns an error that names the controller if the
-// cgroup does not have a required controller.
+// Set applies the resources to an existing cgroup. It returns an error that names the controller if
+// r needs one that the machine does not have.
 func (m *Manager) Set(cgroup string, r Resources) error {
 	var err error
 	if m.Unified() {
@@ -189,8 +190,9 @@ func (m *Manager) setCPUSet(cgroup string, r Resources) error {
 	return nil
 }
 
-// setHugepages ignores limits of zero on kernels without the hugetlb controller, because huge pages
-// are not available there.
+// setHugepages applies r.HugepageLimits. suffix is the end of the names of the kernel's files. It
+// ignores limits of zero on kernels without the hugetlb controller, because huge pages are not
+// available there.
 func (m *Manager) setHugepages(cgroup string, r Resources, suffix string) error {
 	has := slices.Contains(m.Controllers(), "hugetlb")
 	for size, limit := range r.HugepageLimits {

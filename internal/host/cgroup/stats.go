@@ -36,7 +36,7 @@ type Stats struct {
 	OOMKills uint64
 }
 
-// Stats measures the resource usage of the cgroup. The error is ErrNotExist if the cgroup does not
+// Stats reads the resource usage of the cgroup. The error wraps ErrNotExist if the cgroup does not
 // exist.
 func (m *Manager) Stats(cgroup string) (Stats, error) {
 	s := Stats{Time: time.Now()}

@@ -21,10 +21,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrClosed is wrapped by the errors of a closed connection.
+// ErrClosed is wrapped by the errors of calls on a connection that is closed or was lost.
 var ErrClosed = errors.New("bus connection is closed")
 
-// SystemBus returns the address of the system bus.
+// SystemBus returns the D-Bus address of the system bus: $DBUS_SYSTEM_BUS_ADDRESS, or the usual
+// socket.
 func SystemBus() string {
 	if at := os.Getenv("DBUS_SYSTEM_BUS_ADDRESS"); at != "" {
 		return at
@@ -45,8 +46,8 @@ func Exists() bool {
 	return err == nil
 }
 
-// socketPath returns the path of the first unix socket in the address of a bus. The path of an abstract socket begins
-// with "@".
+// socketPath returns the path of the first unix socket in a D-Bus address. The path of an abstract
+// socket begins with "@". It returns an error if the address contains no unix socket.
 func socketPath(address string) (string, error) {
 	for one := range strings.SplitSeq(address, ";") {
 		rest, ok := strings.CutPrefix(one, "unix:")
@@ -65,14 +66,14 @@ func socketPath(address string) (string, error) {
 	return "", fmt.Errorf("bus address %q is not the address of a unix socket", address)
 }
 
-// Call is a method call.
+// Call describes a method call: the bus name of the service, the object, and the method.
 type Call struct {
 	Destination, Path, Interface, Member string
 	// Args are strings and int32s.
 	Args []any
 }
 
-// Signal is a received signal.
+// Signal is a signal that was received from the bus. Body contains its arguments.
 type Signal struct {
 	Path, Interface, Member string
 	Body                    []any
@@ -92,7 +93,8 @@ type Conn struct {
 	err     error // why the connection was closed
 }
 
-// Dial connects to the bus at address, authenticates and sends Hello.
+// Dial connects to the bus at a D-Bus address, authenticates as the user of this process and
+// registers the connection at the bus. The caller must close the connection.
 func Dial(ctx context.Context, address string) (*Conn, error) {
 	path, err := socketPath(address)
 	if err != nil {
@@ -165,15 +167,16 @@ func authenticate(conn *net.UnixConn) error {
 	return say("BEGIN", "")
 }
 
-// Close closes the connection. Pending calls fail.
+// Close closes the connection and waits until the goroutine that reads from it has stopped. Pending
+// calls fail with ErrClosed.
 func (c *Conn) Close() error {
 	err := c.conn.Close()
 	<-c.done
 	return err
 }
 
-// Signals returns the channel of the signals that were requested with Match. It is closed when the
-// connection is closed. Signals are dropped when the channel is full.
+// Signals returns the channel that receives the signals to which Match has subscribed. It is closed
+// when the connection is closed or lost. Signals are dropped while the channel is full.
 func (c *Conn) Signals() <-chan Signal { return c.signals }
 
 // Match subscribes to the signals that match rule, a match rule of the D-Bus specification.
@@ -230,7 +233,8 @@ func (c *Conn) Call(ctx context.Context, call Call) ([]any, error) {
 	}
 }
 
-// read receives messages until the connection is closed.
+// read receives messages, passes replies to the waiting calls and signals to the channel, until the
+// connection is closed or a message is invalid.
 func (c *Conn) read() {
 	defer close(c.done)
 	defer close(c.signals)
@@ -267,7 +271,8 @@ func (c *Conn) read() {
 	}
 }
 
-// reader reads messages and the file descriptors that accompany them.
+// reader reads messages from the socket, and stores the file descriptors that accompany them until
+// the message that they belong to is decoded.
 type reader struct {
 	conn *net.UnixConn
 	fds  []int
@@ -300,7 +305,8 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// message reads one message.
+// message reads one message. It replaces handles in the message's body by the files that they refer
+// to, and closes received descriptors that the body does not refer to.
 func (r *reader) message() (*message, error) {
 	head := make([]byte, 16)
 	if _, err := io.ReadFull(r, head); err != nil {

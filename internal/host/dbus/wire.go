@@ -39,7 +39,8 @@ const maxDepth = 32
 // handle is the index of a file descriptor in its message.
 type handle uint32
 
-// message is a received message.
+// message is a received and decoded message. replyTo is the serial number of the call that it
+// answers, and fds the number of its file descriptors.
 type message struct {
 	kind                           byte
 	path, iface, member, errorName string
@@ -48,7 +49,7 @@ type message struct {
 	body                           []any
 }
 
-// drop closes the file descriptors of a message that has no receiver.
+// drop closes the files in the body of a message that no caller receives.
 func (m *message) drop() {
 	for _, v := range m.body {
 		if f, ok := v.(*os.File); ok {
@@ -83,7 +84,8 @@ func (w *writer) signature(s string) {
 	w.WriteByte(0)
 }
 
-// encodeCall encodes a method call.
+// encodeCall encodes a method call as a message with the serial number serial. It returns an error
+// for arguments that are neither strings nor int32s.
 func encodeCall(c Call, serial uint32) ([]byte, error) {
 	var body writer
 	types := ""
@@ -129,7 +131,7 @@ func encodeCall(c Call, serial uint32) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// byteOrder returns the byte order of a message.
+// byteOrder returns the byte order of the message that begins with head.
 func byteOrder(head []byte) (binary.ByteOrder, error) {
 	switch head[0] {
 	case 'l':
@@ -140,7 +142,8 @@ func byteOrder(head []byte) (binary.ByteOrder, error) {
 	return nil, errors.New("not a D-Bus message")
 }
 
-// sizeOf returns the size of a message from its first 16 bytes.
+// sizeOf returns the size of a message in bytes, from head, its first 16 bytes. It returns an error
+// for messages that are too long.
 func sizeOf(head []byte) (int, error) {
 	o, err := byteOrder(head)
 	if err != nil {
@@ -153,7 +156,8 @@ func sizeOf(head []byte) (int, error) {
 	return 16 + (int(fields)+7)/8*8 + int(body), nil
 }
 
-// decode decodes a complete message.
+// decode decodes raw, which must be exactly one message. File descriptors in its body are returned
+// as handles.
 func decode(raw []byte) (*message, error) {
 	if len(raw) < 16 {
 		return nil, errors.New("not a D-Bus message")
@@ -214,7 +218,7 @@ func decode(raw []byte) (*message, error) {
 	return m, nil
 }
 
-// decoder decodes values.
+// decoder decodes the values of the message raw. at is the index of the next byte.
 type decoder struct {
 	raw   []byte
 	at    int
@@ -271,7 +275,9 @@ func (d *decoder) text(size int) (string, error) {
 	return string(b[:n]), nil
 }
 
-// value reads a value of the type kind. Structs, arrays and dict entries are returned as []any.
+// value decodes the next value, whose type is kind in the notation of D-Bus signatures. Structs,
+// arrays and dict entries are returned as []any, and variants as the value that they contain. depth
+// is the nesting depth of the value.
 func (d *decoder) value(kind string, depth int) (any, error) {
 	if depth > maxDepth {
 		return nil, errors.New("message values are nested too deeply")
@@ -372,7 +378,7 @@ func (d *decoder) array(of string, depth int) (any, error) {
 	return out, nil
 }
 
-// split splits the first complete type off a signature.
+// split returns the first complete type of a signature, and the remaining signature.
 func split(types string) (one, rest string, err error) {
 	end, err := typeEnd(types, 0)
 	if err != nil {
@@ -381,7 +387,8 @@ func split(types string) (one, rest string, err error) {
 	return types[:end], types[end:], nil
 }
 
-// typeEnd returns the index after the first complete type of a signature.
+// typeEnd returns the index after the first complete type of a signature, or an error if the
+// signature is invalid. depth is the nesting depth.
 func typeEnd(types string, depth int) (int, error) {
 	if types == "" || depth > maxDepth {
 		return 0, errors.New("message has an invalid type")

@@ -35,7 +35,8 @@ const (
 // zone is the zone that accepts all connections.
 const zone = "trusted"
 
-// The kinds of entries of a zone, as in the names of firewalld's methods and of journal entries.
+// The kinds of entries of a zone. The words are parts of the names of firewalld's methods and of
+// entries in the host journal.
 const (
 	sourceEntry    = "Source"
 	interfaceEntry = "Interface"
@@ -56,18 +57,20 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Manager keeps the entries in the zone while firewalld runs. firewalld drops them when it is restarted or reloaded,
-// because they are only part of its runtime configuration.
+// Manager keeps the address ranges of pods and the links of the pod network in the zone "trusted"
+// while firewalld runs. firewalld drops them when it is restarted or reloaded, because they are
+// only part of its runtime configuration.
 type Manager struct {
 	cfg Config
 	// entries are what is added to the zone.
 	entries []entry
 }
 
-// entry is a source or an interface of the zone.
+// entry is a source or an interface of a zone. kind is sourceEntry or interfaceEntry, and name the
+// address range or link.
 type entry struct{ kind, name string }
 
-// New returns a Manager.
+// New returns a Manager for the address ranges and links in cfg.
 func New(cfg Config) *Manager {
 	m := &Manager{cfg: cfg}
 	for _, s := range cfg.Sources {
@@ -79,9 +82,9 @@ func New(cfg Config) *Manager {
 	return m
 }
 
-// Run adds the entries whenever firewalld has started or reloaded, until ctx is done. It does nothing on a machine
-// without a system bus, and in a network namespace other than that of process 1, which firewalld does not protect. It
-// returns no error.
+// Run adds the entries to the zone whenever firewalld has started or reloaded, until ctx is done.
+// It logs failures and retries. On a machine without a system bus, and in a network namespace other
+// than that of process 1, which firewalld does not protect, it only waits. It returns no error.
 func (m *Manager) Run(ctx context.Context) error {
 	if !inHostNetwork() {
 		<-ctx.Done()
@@ -162,7 +165,8 @@ func started(body []any) bool {
 	return ok && body[0] == service && owner != ""
 }
 
-// add adds the entries to the zone.
+// add records the entries in the host journal and adds them to the zone. Entries that are already
+// in the zone are not an error.
 func (m *Manager) add(ctx context.Context, conn *dbus.Conn) error {
 	var changes []hostjournal.Change
 	for _, e := range m.entries {
@@ -189,8 +193,9 @@ func (m *Manager) add(ctx context.Context, conn *dbus.Conn) error {
 	return nil
 }
 
-// Undo returns the function that removes the entries of a journal from the zone. If firewalld does not run, there are
-// none.
+// Undo returns the function with which hostjournal removes recorded entries from the zone. If
+// firewalld does not run, the function does nothing, because the entries were only part of the
+// runtime configuration.
 func Undo() hostjournal.Functions {
 	return hostjournal.Functions{hostjournal.Firewalld: func(ctx context.Context, changes []hostjournal.Change) error {
 		conn, err := dial(ctx)
@@ -269,7 +274,8 @@ func call(ctx context.Context, conn *dbus.Conn, member, zone, name string) error
 	return err
 }
 
-// hasCode reports whether an error of firewalld has one of the codes. Its text is "CODE: details".
+// hasCode reports whether err, an error reply of firewalld with the text "CODE: details", has one
+// of codes.
 func hasCode(err error, codes ...string) bool {
 	code, _, _ := strings.Cut(err.Error(), ":")
 	return slices.Contains(codes, code)

@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/host/netlinkutil"
 )
 
-// Family returns the netlink family of an address.
+// Family returns the netlink family of an address, FAMILY_V4 or FAMILY_V6. An IPv4-mapped IPv6
+// address is IPv4.
 func Family(addr netip.Addr) int {
 	if addr.Unmap().Is4() {
 		return netlink.FAMILY_V4
@@ -73,7 +74,8 @@ func Advertised(bind netip.Addr) (netip.Addr, error) {
 // returns one address of either family. It returns none if the machine has no address.
 func All() ([]netip.Addr, error) { return addresses([]int{netlink.FAMILY_V4, netlink.FAMILY_V6}) }
 
-// addresses is like All for the specified families, in their order.
+// addresses returns one address for each of families that has a default route, in their order. If
+// none has one, it returns one address of the first family that has any.
 func addresses(families []int) ([]netip.Addr, error) {
 	var routed, others []netip.Addr
 	for _, family := range families {
@@ -107,14 +109,15 @@ func readMachine(family int) (m machine, err error) {
 	return m, nil
 }
 
-// machine is the network configuration of one family.
+// machine is the network configuration of the host for one address family.
 type machine struct {
 	routes []netlink.Route // of the main table
 	links  []netlink.Link
 	addrs  []netlink.Addr
 }
 
-// address returns the machine's address, and whether it was found by a default route.
+// address returns the address that Of describes, or the zero Addr if there is none. byRoute reports
+// whether the machine has a default route of the family.
 func (m machine) address() (addr netip.Addr, byRoute bool) {
 	loopback := m.linkAddress(func(l *netlink.LinkAttrs) bool { return l.Flags&net.FlagLoopback != 0 })
 	if routes := m.defaults(); len(routes) > 0 {
@@ -164,8 +167,8 @@ func (m machine) defaults() []netlink.Route {
 	return out
 }
 
-// linkAddress returns the best address of the first matching link that is up and has one, or the zero
-// Addr.
+// linkAddress returns the best address of the first link that is up, has an address and for which
+// wanted returns true. It returns the zero Addr if there is none.
 func (m machine) linkAddress(wanted func(*netlink.LinkAttrs) bool) netip.Addr {
 	for _, link := range m.links {
 		attrs := link.Attrs()
@@ -190,12 +193,13 @@ func (m machine) linkAddress(wanted func(*netlink.LinkAttrs) bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// unusable is the rank of addresses that must not be used.
+// unusable is the rank of addresses that must not be used, because another machine already uses
+// them.
 const unusable = 4
 
-// rankOf returns the rank of an address by its flags, 0 being the best. Tentative addresses rank
-// lower because another machine may use them too, then deprecated addresses, then temporary
-// addresses of the privacy extensions.
+// rankOf returns the rank of an address by its flags in netlink messages, 0 being the best.
+// Tentative addresses rank lower, because another machine may use them too, then deprecated
+// addresses, then temporary addresses of the privacy extensions.
 func rankOf(addr netip.Addr, flags int) int {
 	switch {
 	case flags&unix.IFA_F_DADFAILED != 0:

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is the kind of a change.
+// Kind is the kind of a change to the host. It determines how the change is reverted.
 type Kind string
 
 // The kinds of changes.
@@ -53,7 +53,8 @@ const (
 	Firewalld Kind = "firewalld"
 )
 
-// Change is one change to the host.
+// Change is one change to the host. The comments of the kinds describe the other fields; unused
+// ones are empty.
 type Change struct {
 	Kind   Kind     `json:"kind"`
 	Name   string   `json:"name"`
@@ -61,7 +62,7 @@ type Change struct {
 	Args   []string `json:"args,omitempty"`
 }
 
-// Path returns the file of a Sysctl or a Module.
+// Path returns the file of the parameter that a change of the kind Sysctl or Module has changed.
 func (c Change) Path() string {
 	dir := "/proc/sys"
 	if c.Kind == Module {
@@ -72,8 +73,8 @@ func (c Change) Path() string {
 
 func (c Change) key() string { return fmt.Sprintf("%s\x00%s\x00%q", c.Kind, c.Name, c.Args) }
 
-// Journal records changes. Its methods are safe for concurrent use. A nil *Journal records nothing;
-// tests in separate namespaces use it.
+// Journal is the journal file of a node, opened for recording changes. Its methods are safe for
+// concurrent use. A nil *Journal records nothing; tests in separate namespaces use it.
 type Journal struct {
 	path string
 
@@ -104,7 +105,8 @@ func Open(path string) (*Journal, error) {
 	return j, nil
 }
 
-// openFile opens or creates the journal file for writing.
+// openFile opens or creates the journal file for appending. If a crash has truncated the last line,
+// it ends that line first.
 func openFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
@@ -149,8 +151,10 @@ func Read(path string) ([]Change, error) {
 	return changes, nil
 }
 
-// Record writes changes that are about to be made, with one sync to disk. Changes that are recorded
-// already are not written again. For a sysctl or module parameter only the first value is kept.
+// Record writes changes that the caller is about to make, with one sync to disk. If it returns an
+// error, the caller must not make the changes, because they could not be reverted. Changes that are
+// recorded already are not written again, so that the first recorded value of a parameter is the
+// one that is restored.
 func (j *Journal) Record(changes ...Change) error {
 	if j == nil {
 		return nil
@@ -187,8 +191,9 @@ func (j *Journal) Record(changes ...Change) error {
 	return nil
 }
 
-// append appends lines to the file and syncs it. If the disk is full, it removes what has been written
-// of them, because the next line would be appended to an incomplete one. The caller must hold mu.
+// append appends lines to the file and syncs it. If this fails, for example because the disk is
+// full, it removes what has been written of them, because the next line would be appended to an
+// incomplete one. The caller must hold mu, which guards the file.
 func (j *Journal) append(lines []byte) error {
 	info, err := j.file.Stat()
 	if err != nil {
@@ -209,7 +214,8 @@ func (j *Journal) append(lines []byte) error {
 	return err
 }
 
-// Close closes the file. The recorded changes remain.
+// Close closes the file. The recorded changes remain in it. No other method may be called
+// afterwards.
 func (j *Journal) Close() error {
 	if j == nil || j.file == nil {
 		return nil

@@ -20,13 +20,15 @@ import (
 	"hyperkube/internal/host/netlinkutil"
 )
 
-// Functions revert changes of the kinds that belong to other packages, such as Rule and Chain. The
-// changes of a kind are passed together, the last ones first. A function is called even if the
-// changes do not exist anymore, and returns the errors of all of them.
+// Functions contains the functions that revert changes of the kinds that belong to other packages,
+// such as Rule and Chain. A function gets all changes of its kind, the last one first, whether they
+// still exist or not. It continues after errors and returns all of them.
 type Functions map[Kind]func(ctx context.Context, changes []Change) error
 
-// Undo reverts every change in the journal at path, and then removes the journal. It continues
-// after errors and returns all of them. The caller can retry. No process may write to the journal.
+// Undo reverts every change in the journal at path, and then removes the journal. `hyperkube down`
+// calls it. others reverts the changes of other packages. Undo continues after errors and returns
+// all of them; the journal then remains, so that the caller can retry. No process may write to the
+// journal.
 func Undo(ctx context.Context, path string, others Functions) error {
 	changes, err := Read(path)
 	if err != nil {
@@ -41,8 +43,8 @@ func Undo(ctx context.Context, path string, others Functions) error {
 	return nil
 }
 
-// Revert reverts changes, the last ones of each kind first, whether they still exist or not. It
-// continues after errors and returns all of them.
+// Revert reverts changes, whether they still exist or not, the last one of each kind first. others
+// reverts the changes of other packages. Revert continues after errors and returns all of them.
 func Revert(ctx context.Context, changes []Change, others Functions) error {
 	return revert(ctx, changes, others, cgroupTimeout)
 }
@@ -94,7 +96,7 @@ func each(undo func(Change) error) func(context.Context, []Change) error {
 	}
 }
 
-// undoCgroups reverts the cgroups one by one.
+// undoCgroups returns a function that calls undo for each cgroup in changes and returns all errors.
 func undoCgroups(undo func(context.Context, *cgroup.Manager, string) error) func(context.Context, []Change) error {
 	return func(ctx context.Context, changes []Change) error {
 		m, err := cgroup.Open()
@@ -109,7 +111,8 @@ func undoCgroups(undo func(context.Context, *cgroup.Manager, string) error) func
 	}
 }
 
-// killAll kills the processes of a cgroup and removes it.
+// killAll returns a function that kills the processes of the cgroup name and removes it. It waits
+// for the processes to exit, at most for timeout.
 func killAll(timeout time.Duration) func(context.Context, *cgroup.Manager, string) error {
 	return func(ctx context.Context, m *cgroup.Manager, name string) error {
 		// After an interruption it may exist in some hierarchies only.
@@ -117,7 +120,8 @@ func killAll(timeout time.Duration) func(context.Context, *cgroup.Manager, strin
 	}
 }
 
-// moveOut moves the processes of a cgroup to the root cgroup and removes the cgroup.
+// moveOut returns a function that moves the processes of the cgroup name to the root cgroup and
+// then removes the cgroup.
 func moveOut(timeout time.Duration) func(context.Context, *cgroup.Manager, string) error {
 	return func(ctx context.Context, m *cgroup.Manager, name string) error {
 		// Repeat, because a process may have forked before it was moved.
@@ -134,8 +138,9 @@ func moveOut(timeout time.Duration) func(context.Context, *cgroup.Manager, strin
 	}
 }
 
-// removeCgroup waits at most for timeout, because some processes cannot be killed, such as those
-// of another PID namespace or those that wait for a disk that does not respond.
+// removeCgroup removes the cgroup name and waits for its processes to exit. It waits at most for
+// timeout, because some processes cannot be killed, such as those of another PID namespace or those
+// that wait for a disk that does not respond. Its error then names these processes.
 func removeCgroup(ctx context.Context, m *cgroup.Manager, name string, timeout time.Duration) error {
 	waiting, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -146,8 +151,8 @@ func removeCgroup(ctx context.Context, m *cgroup.Manager, name string, timeout t
 	return err
 }
 
-// occupiedError returns an error that describes which processes prevent the removal of a cgroup and what
-// to do about it.
+// occupiedError returns an error that describes which processes prevent the removal of the cgroup
+// name, and what the operator must do.
 func occupiedError(m *cgroup.Manager, name string) error {
 	pids, err := m.Pids(name)
 	if err != nil {
@@ -160,7 +165,7 @@ func occupiedError(m *cgroup.Manager, name string) error {
 	return fmt.Errorf("cgroup %s has processes of another PID namespace, which are not visible here: stop them there, then retry", name)
 }
 
-// undoMount unmounts all mounts at or below a path, the deepest first.
+// undoMount unmounts all mounts at or below the path of a Mount, the deepest first.
 func undoMount(c Change) error {
 	mounts, err := mountsBelow(c.Name)
 	if err != nil {
@@ -205,7 +210,8 @@ func undoRoute(c Change) error {
 	return nil
 }
 
-// undoLink removes a link. A name with a trailing "*" matches all links with that prefix.
+// undoLink removes the network link of a Link, or all links with a prefix if the name has a
+// trailing "*".
 func undoLink(c Change) error {
 	prefix, many := strings.CutSuffix(c.Name, "*")
 	if !many {
@@ -251,8 +257,8 @@ func undoParameter(c Change) error {
 	return err
 }
 
-// undoDir removes a directory and its content, unless something is mounted below it: mounted
-// filesystems are never deleted.
+// undoDir removes the directory of a Dir and its content. It returns an error and removes nothing
+// if something is mounted at or below it, because mounted filesystems must not be deleted.
 func undoDir(c Change) error {
 	if !filepath.IsAbs(c.Name) || filepath.Clean(c.Name) == "/" {
 		return errors.New("refusing to remove this path")
@@ -281,9 +287,10 @@ func mountsBelow(path string) ([]*mountinfo.Info, error) {
 	return mounts, nil
 }
 
-// RemoveTree removes a directory and its content, but never deletes mounted filesystems: if
-// something is mounted below it, it fails and removes nothing. A directory that is a mount point
-// itself, such as that of a dedicated disk, or the target of a symlink, is emptied but not removed.
+// RemoveTree removes a directory and its content when a node is deleted. It never deletes mounted
+// filesystems: if something is mounted below dir, it returns an error and removes nothing. A
+// directory that is a mount point itself, such as that of a dedicated disk, or the target of a
+// symlink, is emptied but not removed.
 func RemoveTree(dir string) error {
 	real, err := layout.Resolve(dir)
 	if err != nil {

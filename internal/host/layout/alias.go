@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Alias maps the actual path of a directory to the path that is advertised to pods. The zero value
-// does not change paths.
+// Alias maps the actual path of a directory of the host to the path under which pods are configured
+// to mount it. The zero value does not change paths.
 type Alias struct {
 	// Advertised is the path advertised to pods, Actual the actual path.
 	Advertised, Actual string
@@ -22,13 +22,16 @@ func (n Node) KubeletAlias() Alias {
 	return Alias{Advertised: n.AdvertisedKubelet, Actual: n.Kubelet}
 }
 
-// ToActual returns the actual path for a path advertised to pods.
+// ToActual returns the actual path for path, if path is the advertised directory or below it. It
+// returns other paths unchanged.
 func (a Alias) ToActual(path string) string { return swap(path, a.Advertised, a.Actual) }
 
-// ToAdvertised returns the path advertised to pods for an actual path.
+// ToAdvertised returns the path advertised to pods for path, if path is the actual directory or
+// below it. It returns other paths unchanged.
 func (a Alias) ToAdvertised(path string) string { return swap(path, a.Actual, a.Advertised) }
 
-// swap replaces the directory prefix from of path with to.
+// swap replaces the directory from at the beginning of path with to. It returns path unchanged if
+// it is not in from.
 func swap(path, from, to string) string {
 	if from == to {
 		return path

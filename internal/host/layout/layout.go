@@ -71,7 +71,8 @@ func Under(root string) Node {
 // nodesDir is the parent directory of the directories of additional nodes.
 const nodesDir = "nodes"
 
-// Numbered returns the layout of the i-th additional node of a machine, starting at 1.
+// Numbered returns the layout of the i-th additional node of the machine whose first node is n,
+// starting at 1. Its directories are below those of n.
 func (n Node) Numbered(i int) Node {
 	sub := filepath.Join(nodesDir, strconv.Itoa(i))
 	n.Data = filepath.Join(n.Data, sub)
@@ -84,8 +85,8 @@ func (n Node) Numbered(i int) Node {
 	return n
 }
 
-// DataDirPatterns returns glob patterns for the data directories of all nodes on the machine of the node
-// with the data directory data.
+// DataDirPatterns returns glob patterns for the data directories of all nodes on a machine. data is
+// the data directory of any of these nodes.
 func DataDirPatterns(data string) []string {
 	if parent := filepath.Dir(data); filepath.Base(parent) == nodesDir {
 		data = filepath.Dir(parent)
@@ -113,22 +114,24 @@ func (n Node) RuntimeSocket() string { return filepath.Join(n.Run, "runtime.sock
 // Volumes returns the parent directory of local persistent volumes.
 func (n Node) Volumes() string { return filepath.Join(n.Data, "volumes") }
 
-// Images returns the directory whose *.tar files are imported on startup.
+// Images returns the directory whose *.tar files the container runtime imports as images when it
+// starts.
 func (n Node) Images() string { return filepath.Join(n.Data, "images") }
 
-// Journal returns the journal file of the host changes that the process makes.
+// Journal returns the path of the host change journal (package hostjournal) of the process named
+// process.
 func (n Node) Journal(process string) string {
 	return filepath.Join(n.Data, "host-changes", process+".jsonl")
 }
 
-// PIDFile returns the PID file of the process.
+// PIDFile returns the path of the PID file of the process named process.
 func (n Node) PIDFile(process string) string { return filepath.Join(n.Run, process+".pid") }
 
-// Stopped is the file with the reason for which the main process does not run the cluster, while it waits to start it
-// again.
+// Stopped returns the path of a file that exists while the main process has stopped the cluster
+// after a failure and waits to start it again. It contains the reason.
 func (n Node) Stopped() string { return filepath.Join(n.Run, "stopped") }
 
-// Log returns the log file of a process that runs in the background.
+// Log returns the path of the log file of the process named process, if it runs in the background.
 func (n Node) Log(process string) string { return filepath.Join(n.Data, "logs", process+".log") }
 
 // AuditPolicy returns the file of the API server's audit policy on control plane nodes.
@@ -157,7 +160,8 @@ func (n Node) Bridge() string { return n.LinkPrefix + "-br0" }
 // Tunnel returns the name of the tunnel link to the pods of other nodes.
 func (n Node) Tunnel() string { return n.LinkPrefix + "-vxlan" }
 
-// MainProcess is the name of the main process, which runs `up` or `node`.
+// MainProcess is the process name of the main process in PID files, journals and logs. It runs `up`
+// or `node`, and with them the components of the node.
 const MainProcess = "hyperkube"
 
 // The default ports of Kubernetes. Additional nodes of a machine use the same ports in separate

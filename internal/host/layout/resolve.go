@@ -8,8 +8,9 @@ import (
 	"path/filepath"
 )
 
-// Resolve returns path with all symlinks resolved, as it appears in the mount table. Trailing path
-// elements that do not exist are kept. For example, /var/lib may be a symlink to another disk.
+// Resolve returns path as an absolute path with all symlinks resolved, as it appears in the mount
+// table: for example, /var/lib may be a symlink to another disk. Trailing path elements that do not
+// exist are kept.
 func Resolve(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -28,7 +29,8 @@ func Resolve(path string) (string, error) {
 	}
 }
 
-// Exists reports whether path exists and can be accessed.
+// Exists reports whether a file or directory exists at path and can be accessed. It returns false
+// for a symlink without a target.
 func Exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

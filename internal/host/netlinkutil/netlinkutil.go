@@ -13,7 +13,8 @@ import (
 // millisecond.
 const maxAttempts = 50
 
-// List calls list again as long as its result was interrupted by a change, up to maxAttempts times.
+// List calls list, which reads a list from the kernel, again as long as a change has interrupted
+// it, up to maxAttempts times. It then returns the incomplete list and ErrDumpInterrupted.
 func List[T any](list func() ([]T, error)) (all []T, err error) {
 	for range maxAttempts {
 		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {

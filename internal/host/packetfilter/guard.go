@@ -19,10 +19,11 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// Guard detects that another program may have removed rules: for example, reloading a firewall
-// flushes all tables. For nf_tables the kernel reports each change and the process that made it.
-// The legacy iptables backend does not report changes; then the rules must be checked periodically,
-// as upstream's kube-proxy does. The methods of Guard are safe for concurrent use.
+// Guard detects that another program may have removed rules of one user of this package: for
+// example, reloading a firewall flushes all tables. For nf_tables the kernel reports each change
+// and the process that made it. The legacy iptables backend does not report changes; then Guard
+// asks its user to check the rules periodically, as upstream's kube-proxy does. The methods of
+// Guard are safe for concurrent use.
 type Guard struct {
 	period time.Duration
 	log    *slog.Logger
@@ -32,13 +33,13 @@ type Guard struct {
 	socket io.ReadCloser // set between Listen and Run
 
 	mu sync.Mutex // guards the fields below
-	// writers are the last processes that wrote rules for the guard's owner.
+	// writers are the PIDs of the last processes that wrote rules for the user.
 	writers []int
 }
 
 // newGuard returns a guard of chains, where a trailing "*" matches all chains with that prefix, and
-// of the jumps to them in built-in chains. If the kernel does not report changes, Run signals once
-// per period; zero means 30 s. If log is nil, slog.Default() is used.
+// of the jumps to them in built-in chains. period is the interval of checks if the kernel does not
+// report changes; zero means 30 s. If log is nil, slog.Default() is used.
 func newGuard(period time.Duration, log *slog.Logger, chains ...string) *Guard {
 	if period <= 0 {
 		period = 30 * time.Second
@@ -52,8 +53,8 @@ func newGuard(period time.Duration, log *slog.Logger, chains ...string) *Guard {
 // Ready returns a channel that is closed when Run listens for changes or has found that it cannot.
 func (g *Guard) Ready() <-chan struct{} { return g.ready }
 
-// start starts a command that writes rules for the guard's owner. The guard ignores changes made by
-// that process. A nil guard only starts the command.
+// start starts cmd, a program that writes rules for the guard's user, and records its PID, so that
+// the guard ignores the changes that it makes. A nil guard only starts the command.
 func (g *Guard) start(cmd *exec.Cmd) error {
 	if g == nil {
 		return cmd.Start()
@@ -75,8 +76,9 @@ func (g *Guard) isOwn(pid int) bool {
 	return slices.Contains(g.writers, pid)
 }
 
-// Listen starts listening in the network namespace of the calling thread. If it was not called, Run
-// does it.
+// Listen starts to receive the kernel's reports of rule changes in the network namespace of the
+// calling thread. Call it before Run if Run is called in another network namespace; otherwise Run
+// calls it.
 func (g *Guard) Listen() error {
 	socket, err := listenToRules()
 	if err == nil {
@@ -86,7 +88,7 @@ func (g *Guard) Listen() error {
 }
 
 // Run sends to suspect, a channel with a buffer of one, whenever rules may have been removed, until
-// ctx is done. Call it once.
+// ctx is done. The receiver must then check its rules. Call Run once.
 func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 	notify := func() {
 		select {
@@ -100,7 +102,7 @@ func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 		err = g.Listen()
 	}
 	if socket := g.socket; err != nil {
-		g.log.Warn("kernel does not report iptables rule changes, checking the rules periodically", "err", err)
+		g.log.Warn("kernel does not report iptables rule changes, checking the rules periodically", "interval", g.period, "err", err)
 	} else {
 		var reading sync.WaitGroup
 		defer reading.Wait()
@@ -128,9 +130,11 @@ func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 // guard.
 const minReadDelay = 100 * time.Millisecond
 
-// follow reads change notifications until the socket is closed or ctx is done. It closes received at the
-// first message. A failed read means that changes may be unknown, so follow calls notify and
-// continues. If the socket never recovers, this checks the rules periodically.
+// follow reads the kernel's reports from socket until the socket is closed or ctx is done. It
+// closes received at the first message. It calls notify when another program has removed something
+// that the guard watches. A failed read means that changes may have been missed, so follow calls
+// notify and reads again after a delay. If the socket never recovers, this has the effect of
+// periodic checks.
 func (g *Guard) follow(ctx context.Context, socket io.Reader, received chan<- struct{}, notify func()) {
 	buffer := make([]byte, 64<<10)
 	removed, first := false, true
@@ -147,7 +151,7 @@ func (g *Guard) follow(ctx context.Context, socket io.Reader, received chan<- st
 				continue // the receive buffer overflowed, and the next read succeeds
 			}
 			if !retry.Started() {
-				g.log.Warn("reading iptables rule change notifications failed, retrying", "err", err)
+				g.log.Warn("reading iptables rule change notifications failed, checking the rules now and after each further failure, retrying", "err", err)
 			}
 			if !retry.Pause(ctx) {
 				return
@@ -185,8 +189,8 @@ func listenToRules() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
-// ruleChange is a message of nf_tables: an object was added or removed, or, if end is set, the
-// transaction is complete and was made by process pid.
+// ruleChange is a message of nf_tables about a change of rules: an object was added or removed or,
+// if end is set, the transaction is complete and was made by the process pid.
 type ruleChange struct {
 	kind         int // unix.NFT_MSG_…
 	family       byte
@@ -195,7 +199,7 @@ type ruleChange struct {
 	pid          int
 }
 
-// affects reports whether c may have removed something that the guard's owner created.
+// affects reports whether c may have removed a chain or rule that the guard watches.
 func (g *Guard) affects(c ruleChange) bool {
 	if c.family != unix.NFPROTO_IPV4 && c.family != unix.NFPROTO_IPV6 || !slices.Contains([]string{"filter", "nat", "mangle"}, c.table) {
 		return false

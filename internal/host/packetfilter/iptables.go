@@ -13,12 +13,13 @@ import (
 	"strings"
 )
 
-// iptables is the backend that runs iptables-save and iptables-restore.
+// iptables is the Backend that runs the programs iptables-save and iptables-restore, or those of
+// IPv6.
 type iptables struct {
 	guard *Guard // notified of the processes that write; may be nil
 }
 
-// Read implements Backend.
+// Read returns the state that iptables-save prints.
 func (b iptables) Read(ctx context.Context, family Family) (*State, error) {
 	saved, err := Save(ctx, family)
 	if err != nil {
@@ -27,12 +28,13 @@ func (b iptables) Read(ctx context.Context, family Family) (*State, error) {
 	return ParseState(saved), nil
 }
 
-// Apply implements Backend.
+// Apply makes the change with one iptables-restore.
 func (b iptables) Apply(ctx context.Context, family Family, change Change) error {
 	return b.restore(ctx, family, change.String())
 }
 
-// Save returns the rules of all tables, as iptables-save prints them.
+// Save returns the rules of all tables of a family in the network namespace of the calling thread,
+// as iptables-save prints them.
 func Save(ctx context.Context, family Family) (string, error) {
 	path, err := tool(family, "save")
 	if err != nil {
@@ -47,8 +49,8 @@ func Save(ctx context.Context, family Family) (string, error) {
 	return out.String(), nil
 }
 
-// restore applies input atomically per table. It does not change chains that input does not name. If
-// input is empty, it does nothing.
+// restore runs iptables-restore, which applies input atomically per table. It does not change
+// chains that input does not name. If input is empty, it does nothing.
 func (b iptables) restore(ctx context.Context, family Family, input string) error {
 	if input == "" {
 		return nil
@@ -93,11 +95,11 @@ func tool(family Family, verb string) (string, error) {
 	return "", fmt.Errorf("%s %w: install iptables", name, errNoTool)
 }
 
-// errNoTool is part of the error if a program of iptables is not installed.
+// errNoTool is wrapped by the error if a program of iptables is not installed.
 var errNoTool = errors.New("not found on this machine")
 
 // String returns the input of `iptables-restore --noflush` that makes the change, or "" if there is
-// nothing to change. Equal changes have equal strings.
+// nothing to change. Equal changes have equal strings, so that tests can compare them.
 func (c Change) String() string {
 	var edits []edit
 	if len(c.Jumps) > 0 {
@@ -149,7 +151,7 @@ func (e edit) line() string {
 	return "-A " + e.chain.Name + " " + e.insert.String()
 }
 
-// sortedChains returns the chains of a table, sorted by name.
+// sortedChains returns those of all chains that belong to table, sorted by name.
 func sortedChains(all iter.Seq[Chain], table Table) []Chain {
 	var out []Chain
 	for chain := range all {

@@ -22,7 +22,8 @@ const (
 	AfterServices
 )
 
-// Jump is a rule in a built-in chain that jumps to a chain of hyperkube.
+// Jump is a rule in a built-in chain, such as FORWARD, that jumps to a chain of hyperkube. It makes
+// the kernel evaluate the rules of that chain.
 type Jump struct {
 	// From is the built-in chain.
 	From Chain
@@ -32,7 +33,8 @@ type Jump struct {
 	Place Place
 }
 
-// serviceChains is the prefix of the chains of every service proxy.
+// serviceChains is the prefix of the names of the chains of every service proxy, of hyperkube and
+// of upstream's kube-proxy.
 const serviceChains = "KUBE-"
 
 // change returns the journal entry that must be recorded before the jump is created.
@@ -45,9 +47,10 @@ func (j Jump) change(family Family) hostjournal.Change {
 	return hostjournal.Change{Kind: hostjournal.Rule, Name: string(family) + " " + j.From.String(), Args: words}
 }
 
-// is reports whether rule, of the built-in chain, is the jump. Chains whose names begin with KUBE-
-// can also be used by other programs, so the whole rule must match. For other chains the target is
-// enough, because iptables-save can print the other words in another order and form.
+// is reports whether rule, an existing rule of the built-in chain, is this jump. Chains whose names
+// begin with KUBE- can also be used by other programs, so the whole rule must match. For other
+// chains the target is enough, because iptables-save can print the other words in another order and
+// form.
 func (j Jump) is(rule HostRule) bool {
 	if rule.Target != j.Rule.Target {
 		return false
@@ -61,7 +64,8 @@ func (j Jump) is(rule HostRule) bool {
 	return strings.Contains(rule.Text, j.Rule.Comment) && strings.Contains(rule.Text, strings.TrimSpace(text))
 }
 
-// edit is a change of a built-in chain: the removal of an existing rule or the insertion of a new one.
+// edit is one step of putting jumps in place: the removal of an existing rule of a built-in chain,
+// or the insertion of a new one.
 type edit struct {
 	chain  Chain
 	remove string // text of the rule to remove; empty for an insertion
@@ -70,7 +74,8 @@ type edit struct {
 	at int
 }
 
-// edits returns the changes that put jumps in place, in order. It returns none if all of them are.
+// edits returns the steps that put jumps in place, in order. It returns none if all jumps exist and
+// are in place.
 func (s *State) edits(jumps []Jump) []edit {
 	var out []edit
 	var done []Chain
@@ -99,9 +104,9 @@ func (s *State) edits(jumps []Jump) []edit {
 	return out
 }
 
-// firstEdits returns the changes that insert jumps before all rules of a built-in chain, or none if
-// all exist in order. If one is missing, all are inserted again, because a jump in the wrong
-// position may accept what another one drops.
+// firstEdits returns the steps that insert jumps before all rules of a built-in chain, whose
+// present rules are rules. It returns none if all jumps exist in this order. If one is missing, all
+// are inserted again, because a jump in the wrong position may accept what another one drops.
 func firstEdits(rules []HostRule, jumps []Jump) []edit {
 	var have []HostRule
 	inOrder := true
@@ -126,8 +131,8 @@ func firstEdits(rules []HostRule, jumps []Jump) []edit {
 	return out
 }
 
-// edits returns the changes of the rules of a built-in chain that put a jump in place that is not
-// First.
+// edits returns the steps that put j, whose Place is not First, in place. rules are the present
+// rules of the built-in chain. It returns none if j is in place.
 func (j Jump) edits(rules []HostRule) []edit {
 	if j.Place == Last {
 		if !slices.ContainsFunc(rules, j.is) {
@@ -154,7 +159,7 @@ func (j Jump) edits(rules []HostRule) []edit {
 	return out
 }
 
-// apply returns the rules of a built-in chain after the edit. It may modify rules.
+// apply returns the rules of a built-in chain after the step e. It may modify rules.
 func (e edit) apply(rules []HostRule) []HostRule {
 	inserted := HostRule{Target: e.insert.Target, Text: e.insert.String()}
 	switch {

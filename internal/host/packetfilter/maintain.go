@@ -13,10 +13,10 @@ const (
 	restoreRetry = time.Second
 )
 
-// Maintain runs the guard until ctx is done, and calls restore when another program may have removed
-// rules of the owner, for example by reloading a firewall. restore restores missing rules and
-// reports whether any were missing. If it fails, it is called again after a delay. Call Maintain
-// once, instead of Run.
+// Maintain runs the guard until ctx is done, and calls restore shortly after another program may
+// have removed rules of the writer's user, for example by reloading a firewall. restore writes
+// missing rules and reports whether any were missing. If it returns an error, Maintain logs the
+// error and calls it again after a second. Call Maintain once, instead of Run.
 func (w *Writer) Maintain(ctx context.Context, restore func(context.Context) (lost bool, err error)) {
 	suspect := make(chan struct{}, 1)
 	var watching sync.WaitGroup
@@ -36,7 +36,7 @@ func (w *Writer) Maintain(ctx context.Context, restore func(context.Context) (lo
 		}
 		lost, err := restore(ctx)
 		if err != nil && ctx.Err() == nil {
-			w.log.Warn("restoring removed iptables rules failed, retrying", "owner", w.cfg.Owner, "err", err)
+			w.log.Warn("restoring iptables rules that another program removed failed, connections that need them fail, retrying", "owner", w.cfg.Owner, "retryAfter", restoreRetry, "err", err)
 			timer.Reset(restoreRetry)
 		} else if lost {
 			w.log.Info("iptables rules restored after another program removed them", "owner", w.cfg.Owner)

@@ -30,7 +30,7 @@ const (
 	IPv6 Family = "6"
 )
 
-// FamilyOf returns the family of an address.
+// FamilyOf returns IPv6 if is6 is set, and otherwise IPv4.
 func FamilyOf(is6 bool) Family {
 	if is6 {
 		return IPv6
@@ -38,7 +38,7 @@ func FamilyOf(is6 bool) Family {
 	return IPv4
 }
 
-// Table is a table of rules.
+// Table is the name of a table of the packet filter.
 type Table string
 
 // The tables, in the order in which they are changed.
@@ -58,7 +58,7 @@ type Chain struct {
 	Name  string
 }
 
-// String returns "TABLE CHAIN".
+// String returns "TABLE CHAIN", as in the host change journal.
 func (c Chain) String() string { return string(c.Table) + " " + c.Name }
 
 // compare orders chains by table and name.
@@ -73,7 +73,7 @@ func (c Chain) matches(pattern Chain) bool {
 	return c == pattern || all && c.Table == pattern.Table && strings.HasPrefix(c.Name, prefix)
 }
 
-// Chains contains the rules of chains.
+// Chains maps chains to their rules, in order. A chain without rules exists and is empty.
 type Chains map[Chain][]Rule
 
 // Ruleset contains all rules of one user in one address family.
@@ -85,7 +85,7 @@ type Ruleset struct {
 	Jumps []Jump
 }
 
-// Change is a change of one user's rules in one address family.
+// Change describes how a Backend changes one user's rules in one address family.
 type Change struct {
 	// Create contains chains that are created without rules, unless State has them: the rules of an
 	// existing chain are kept.
@@ -95,7 +95,7 @@ type Change struct {
 	// Remove contains chains that are removed. Only chains that are removed or replaced may jump to
 	// them.
 	Remove []Chain
-	// Jumps are put in place, unless they are.
+	// Jumps are the rules in built-in chains that must exist at their Place. Those that do are kept.
 	Jumps []Jump
 	// State is what Read returned before the change. It may be nil if Create and Jumps are empty.
 	State *State

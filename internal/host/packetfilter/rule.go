@@ -119,7 +119,7 @@ type ConnState struct {
 	Not    bool
 }
 
-// names returns the names of the states, as iptables prints them.
+// names returns the names of the states in s, as iptables prints them: joined with commas.
 func (s ConnStates) names() string {
 	var out []string
 	for i, name := range []string{"INVALID", "NEW", "RELATED", "ESTABLISHED", "DNAT"} {
@@ -134,7 +134,7 @@ func (s ConnStates) names() string {
 // matches is fixed.
 func (r Rule) String() string { return string(r.appendText(nil)) }
 
-// appendText appends String to b.
+// appendText appends the text that String returns to b.
 func (r *Rule) appendText(b []byte) []byte {
 	add := func(words ...string) {
 		for _, word := range words {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// State describes the rules of one address family in the kernel, of all programs.
+// State describes the present rules of one address family in the kernel, those of all programs.
 type State struct {
 	// Rules contains the number of rules of each chain.
 	Rules map[Chain]int
@@ -22,7 +22,8 @@ type HostRule struct {
 	Text string
 }
 
-// builtIn reports whether a chain of any table exists in every kernel.
+// builtIn reports whether name is the name of a chain that exists in every kernel, in at least one
+// table.
 func builtIn(name string) bool {
 	switch name {
 	case "PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING":
@@ -31,7 +32,8 @@ func builtIn(name string) bool {
 	return false
 }
 
-// ParseState parses the output of iptables-save.
+// ParseState parses saved, the output of iptables-save. It ignores lines that it does not
+// understand.
 func ParseState(saved string) *State {
 	s := &State{Rules: map[Chain]int{}, BuiltIn: map[Chain][]HostRule{}}
 	for chain, rule := range lines(saved) {
@@ -49,7 +51,8 @@ func ParseState(saved string) *State {
 	return s
 }
 
-// declaration is yielded by lines for the declaration of a chain. A rule does not begin with a colon.
+// declaration is what lines yields instead of a rule for the declaration of a chain. No rule begins
+// with a colon.
 const declaration = ":"
 
 // lines iterates over the output of iptables-save. It yields the declaration of each chain, and the
@@ -75,7 +78,7 @@ func lines(saved string) iter.Seq2[Chain, string] {
 	}
 }
 
-// jumpTarget returns the target of a rule, or "" if it has none.
+// jumpTarget returns the target of the rule that consists of words, or "" if it has none.
 func jumpTarget(words []string) string {
 	if i := slices.Index(words, "-j"); i >= 0 && i+1 < len(words) {
 		return words[i+1]
@@ -83,8 +86,9 @@ func jumpTarget(words []string) string {
 	return ""
 }
 
-// lacks reports whether one of the chains has another number of rules, or one of them, of the chains
-// in create or of the jumps is missing or not in place.
+// lacks reports whether something is missing in the kernel: a chain of chains does not exist or has
+// another number of rules, a chain of create does not exist, or a jump does not exist or is not in
+// place.
 func (s *State) lacks(chains Chains, create []Chain, jumps []Jump) bool {
 	for chain, rules := range chains {
 		if n, exists := s.Rules[chain]; !exists || n != len(rules) {

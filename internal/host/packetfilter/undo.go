@@ -13,7 +13,8 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
-// Undo returns the functions that revert the changes of this package in a journal of host changes.
+// Undo returns the functions with which hostjournal reverts the rules and chains that this package
+// has recorded in a journal.
 func Undo() hostjournal.Functions {
 	return hostjournal.Functions{hostjournal.Rule: undoRules, hostjournal.Chain: undoChains}
 }
@@ -27,9 +28,9 @@ func chainOf(c hostjournal.Change) (Family, Chain, error) {
 	return Family(words[0]), Chain{Table(words[1]), words[2]}, nil
 }
 
-// undoRules removes rules. It removes all rules of a table with one iptables-restore, because each
-// iptables command takes tenths of a second on a busy machine. Rules that cannot be removed this
-// way are removed one by one.
+// undoRules removes the rules of recorded changes. It removes all rules of a family with one
+// iptables-restore, because each iptables command takes tenths of a second on a busy machine. Rules
+// that cannot be removed this way are removed one by one.
 func undoRules(ctx context.Context, changes []hostjournal.Change) error {
 	byFamily := map[Family][]hostjournal.Change{}
 	for _, c := range changes {
@@ -114,7 +115,7 @@ func shellWords(rule string) ([]string, error) {
 	return out, nil
 }
 
-// deleteRules removes rules one by one.
+// deleteRules removes the rules of changes one by one with the program iptables.
 func deleteRules(family Family, changes []hostjournal.Change) error {
 	protocol := goiptables.ProtocolIPv4
 	if family == IPv6 {
@@ -137,8 +138,9 @@ func deleteRules(family Family, changes []hostjournal.Change) error {
 	return errors.Join(errs...)
 }
 
-// deleteRule removes all occurrences of a rule. If the chain that the rule jumps to does not exist,
-// iptables cannot search for the rule; then the rule does not exist either.
+// deleteRule removes all occurrences of a rule in a chain. It is not an error if there is none. If
+// the chain that the rule jumps to does not exist, iptables cannot search for the rule; then the
+// rule does not exist either.
 func deleteRule(tool *goiptables.IPTables, chain Chain, rule []string) error {
 	for {
 		exists, err := tool.Exists(string(chain.Table), chain.Name, rule...)
@@ -158,8 +160,8 @@ func deleteRule(tool *goiptables.IPTables, chain Chain, rule []string) error {
 	}
 }
 
-// undoChains removes chains. A name with a trailing "*" matches all chains with that prefix. All
-// chains of a table are removed atomically, because they refer to each other.
+// undoChains removes the chains of recorded changes. A name with a trailing "*" matches all chains
+// with that prefix. All chains of a table are removed atomically, because they refer to each other.
 func undoChains(ctx context.Context, changes []hostjournal.Change) error {
 	patterns := map[Family][]Chain{}
 	for _, c := range changes {
@@ -180,8 +182,9 @@ func undoChains(ctx context.Context, changes []hostjournal.Change) error {
 	return errors.Join(errs...)
 }
 
-// Remove removes the chains that match one of the patterns, and the rules of other chains that jump
-// to them. It does nothing if the programs of the family are not installed.
+// Remove removes the chains of a family that match one of the patterns, and the rules of other
+// chains that jump to them. `kube-proxy --cleanup` uses it. It does nothing if iptables is not
+// installed.
 func Remove(ctx context.Context, family Family, patterns []Chain) error {
 	saved, err := Save(ctx, family)
 	if errors.Is(err, errNoTool) {

@@ -11,10 +11,11 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
-// Config configures a Writer. Chains of a Ruleset that are neither Objects nor Foreign belong to the
-// user alone, and their names are recorded in the journal.
+// Config configures a Writer for one user of the packet filter, such as the service proxy. Chains
+// of a Ruleset that are neither Objects nor Foreign belong to the user alone, and their names are
+// recorded in the journal.
 type Config struct {
-	// Owner names the user in log messages.
+	// Owner is the name of the user in log messages, such as "the pod network".
 	Owner string
 	// Objects are patterns of the chains of API objects, such as Services. Sync removes those that a
 	// Ruleset lacks. The journal contains the patterns instead of each chain, because it syncs every
@@ -48,7 +49,8 @@ type Writer struct {
 	families map[Family]*written
 }
 
-// written is what a Writer knows about the kernel's rules in one family.
+// written is what a Writer has last written in one family, which Sync compares with the next
+// Ruleset.
 type written struct {
 	// current is true if chains and jumps are those in the kernel.
 	current bool
@@ -58,10 +60,11 @@ type written struct {
 	total, last map[Table]int
 }
 
-// unknown stands for the rules of a chain that must be replaced.
+// unknown stands for the rules of an existing chain that an earlier process has written. It differs
+// from all rules, so that Sync replaces them.
 var unknown = []Rule{{Target: "?"}}
 
-// NewWriter returns a Writer. It does not change anything.
+// NewWriter returns a Writer. The first Sync changes the kernel's rules.
 func NewWriter(cfg Config) *Writer {
 	w := &Writer{
 		Guard: newGuard(cfg.Period, cfg.Log, cfg.Guarded...),
@@ -79,8 +82,8 @@ func (w *Writer) Current(family Family) bool { return w.family(family).current }
 // Used reports whether Sync has ever succeeded for a family.
 func (w *Writer) Used(family Family) bool { return w.family(family).total != nil }
 
-// Counts returns the number of rules in the chains of a family, and how many rules the last Sync
-// wrote, by table.
+// Counts returns, by table, the total number of rules in the user's chains of a family, and the
+// number of rules that the last Sync wrote. Both are for metrics.
 func (w *Writer) Counts(family Family) (total, last map[Table]int) {
 	f := w.family(family)
 	return f.total, f.last
@@ -93,7 +96,8 @@ func (w *Writer) family(family Family) *written {
 	return w.families[family]
 }
 
-// Forget makes the next Sync read the rules of the kernel and write all chains.
+// Forget makes the next Sync of a family read the rules of the kernel and write all chains, as the
+// first one does.
 func (w *Writer) Forget(family Family) { w.family(family).current = false }
 
 // maxAttempts is the maximum number of checks of the position of jumps. Service proxies insert their
@@ -143,7 +147,8 @@ func (w *Writer) Sync(ctx context.Context, family Family, set Ruleset) (err erro
 	return nil
 }
 
-// mustRead reports whether Sync must read the state of the kernel.
+// mustRead reports whether Sync must read the state of the kernel before it writes set: to place
+// jumps, to find chains of an earlier process, or to find out whether a foreign chain exists.
 func (w *Writer) mustRead(set Ruleset, first, placeJumps bool) bool {
 	if placeJumps && len(set.Jumps) > 0 {
 		return true
@@ -152,8 +157,9 @@ func (w *Writer) mustRead(set Ruleset, first, placeJumps bool) bool {
 		slices.ContainsFunc(w.cfg.Foreign, func(c Chain) bool { return len(set.Chains[c]) == 0 }))
 }
 
-// apply makes a change. A service proxy can insert its jumps between reading the rules and writing
-// them, so the position of new jumps behind them is checked again afterwards.
+// apply makes a change. A service proxy can insert its jumps between the reading of the rules and
+// the writing, so apply then reads the rules again and corrects the position of jumps that must
+// follow them.
 func (w *Writer) apply(ctx context.Context, family Family, change Change) error {
 	for range maxAttempts {
 		if err := w.backend.Apply(ctx, family, change); err != nil {
@@ -175,7 +181,8 @@ func (w *Writer) apply(ctx context.Context, family Family, change Change) error 
 	return nil
 }
 
-// adopt returns the chains in the kernel that an earlier process may have created. state may be nil.
+// adopt returns the chains of Objects and Foreign that exist in the kernel, so that Sync removes or
+// replaces those of an earlier process. state may be nil.
 func (w *Writer) adopt(state *State) Chains {
 	found := Chains{}
 	if state == nil {
@@ -196,13 +203,15 @@ func (w *Writer) adopt(state *State) Chains {
 
 func (w *Writer) isObject(chain Chain) bool { return slices.ContainsFunc(w.cfg.Objects, chain.matches) }
 
-// sharedChains returns the chains that Sync creates.
+// sharedChains returns the chains of Config.Shared without patterns, which are those that Sync
+// creates.
 func (w *Writer) sharedChains() []Chain {
 	return slices.DeleteFunc(slices.Clone(w.cfg.Shared), Chain.isPattern)
 }
 
-// difference returns the change from have to want, without jumps, the chains that exist afterwards, and
-// the number of their rules by table.
+// difference returns the change that turns the chains have into want, without jumps. It also
+// returns the chains that exist after the change, and the number of their rules by table. Foreign
+// chains that do not exist and would be empty are omitted.
 func (w *Writer) difference(have, want Chains) (change Change, after Chains, total map[Table]int) {
 	change.Replace, after, total = Chains{}, want, map[Table]int{}
 	for chain, rules := range want {
@@ -229,7 +238,7 @@ func equal(a, b []Rule) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }
 
-// count returns the number of rules that the change writes, by table.
+// count returns the number of rules that the change writes, by table, jumps included.
 func (c Change) count() map[Table]int {
 	out := map[Table]int{}
 	for chain, rules := range c.Replace {
@@ -245,7 +254,9 @@ func (c Change) count() map[Table]int {
 	return out
 }
 
-// record records the chains and jumps that a change creates.
+// record records the chains and jumps that change creates in the host change journal, before they
+// are created. first is set if the Sync is the first one of the family, which also records patterns
+// and all jumps.
 func (w *Writer) record(family Family, set Ruleset, change Change, first bool) error {
 	var changes []hostjournal.Change
 	for chain := range change.Replace {
@@ -266,8 +277,9 @@ func (w *Writer) record(family Family, set Ruleset, change Change, first bool) e
 	return w.cfg.Journal.Record(changes...)
 }
 
-// Replace replaces the rules of some chains, whether they differ or not. Other chains and jumps are
-// kept.
+// Replace replaces the rules of the chains in chains immediately, whether they differ or not. Other
+// chains and jumps are kept, and Replace neither records the chains in the journal nor needs a Sync
+// before.
 func (w *Writer) Replace(ctx context.Context, family Family, chains Chains) error {
 	f := w.family(family)
 	if err := w.backend.Apply(ctx, family, Change{Replace: chains}); err != nil {
@@ -281,10 +293,10 @@ func (w *Writer) Replace(ctx context.Context, family Family, chains Chains) erro
 	return nil
 }
 
-// Lost checks whether rules that Sync wrote are missing, in any family. It compares the number of rules
-// of each chain and the position of jumps, because iptables-save prints rules in another form than
-// they are written. The next Sync of a family with missing rules, or whose rules cannot be read,
-// writes all of them.
+// Lost reads the rules of the kernel in all families and reports whether rules that Sync wrote are
+// missing or could not be read. It compares the number of rules of each chain and the position of
+// jumps, because iptables-save prints rules in another form than they are written. The next Sync of
+// such a family writes all rules.
 func (w *Writer) Lost(ctx context.Context) bool {
 	lost := false
 	for family, f := range w.families {
@@ -299,8 +311,9 @@ func (w *Writer) Lost(ctx context.Context) bool {
 	return lost
 }
 
-// Missing checks whether rules of set are missing in the kernel, whether this Writer wrote them or
-// another process did. If so, the next Sync writes all of them. See Lost.
+// Missing reports whether rules of set are missing in the kernel, whether this Writer or another
+// process wrote them. If so, the next Sync of the family writes all of them. It compares rules in
+// the same way as Lost.
 func (w *Writer) Missing(ctx context.Context, family Family, set Ruleset) (bool, error) {
 	state, err := w.backend.Read(ctx, family)
 	if err != nil || !state.lacks(set.Chains, w.sharedChains(), set.Jumps) {
@@ -310,7 +323,7 @@ func (w *Writer) Missing(ctx context.Context, family Family, set Ruleset) (bool,
 	return true, nil
 }
 
-// Changes returns the journal entries of the chains and jumps of a set.
+// Changes returns the entries for the host change journal of all chains and jumps of a set.
 func (s Ruleset) Changes(family Family) []hostjournal.Change {
 	var out []hostjournal.Change
 	for _, chain := range slices.SortedFunc(maps.Keys(s.Chains), Chain.compare) {

@@ -29,8 +29,8 @@ func Children() iter.Seq[int] {
 	}
 }
 
-// Zombie returns the name of a process that has exited but was not reaped yet. ok is false for all
-// other processes.
+// Zombie returns the name of the process pid if it has exited but was not reaped yet. ok is false
+// for all other processes.
 func Zombie(pid int) (name string, ok bool) {
 	name, fields, err := stat(pid)
 	return name, err == nil && fields[0] == "Z"

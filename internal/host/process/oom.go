@@ -18,8 +18,8 @@ func OOMScoreAdj(want int) int {
 	return want
 }
 
-// oomFloor returns the OOM score adjustment of this process, and whether children cannot go below
-// it.
+// oomFloor returns the OOM score adjustment of this process, and whether that is the lowest one
+// that its children can have. The result is computed once.
 var oomFloor = sync.OnceValues(func() (int, bool) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

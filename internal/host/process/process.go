@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotFound is returned when the process has been reaped, or its PID belongs to another process now.
+// ErrNotFound is returned if a process does not exist anymore: it has been reaped, or its PID
+// belongs to another process now.
 var ErrNotFound = errors.New("process does not exist")
 
 // Status is the exit status of a process.
@@ -29,7 +30,8 @@ type Status struct {
 // UnknownStatus is the Status of processes whose exit status is not available.
 var UnknownStatus = Status{Code: 255}
 
-// Handle refers to a process that is or was running. Its methods are safe for concurrent use.
+// Handle refers to one process that is or was running, even if its PID is used again. Its methods
+// are safe for concurrent use.
 type Handle struct {
 	pid   int
 	start uint64
@@ -40,8 +42,8 @@ type Handle struct {
 	status Status // valid after done is closed
 }
 
-// StartTime returns the start time of a process in clock ticks since boot. PID and start time
-// together identify a process uniquely.
+// StartTime returns the start time of the process pid in clock ticks since boot. PID and start time
+// together identify a process uniquely. The error is ErrNotFound if it does not exist.
 func StartTime(pid int) (uint64, error) {
 	_, fields, err := stat(pid)
 	if err != nil {
@@ -50,8 +52,8 @@ func StartTime(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[19], 10, 64)
 }
 
-// Parent returns the PID of the parent process. It is 0 if the parent is outside of this PID
-// namespace or does not exist.
+// Parent returns the PID of the parent of the process pid. It is 0 if the parent is outside of this
+// PID namespace or does not exist.
 func Parent(pid int) (int, error) {
 	_, fields, err := stat(pid)
 	if err != nil {
@@ -81,8 +83,9 @@ func stat(pid int) (name string, fields []string, err error) {
 	return name, fields, nil
 }
 
-// Open opens a process. If start is not zero and differs from the start time of the process, the
-// error is ErrNotFound.
+// Open returns a Handle of the process pid. start is its start time, as StartTime returns it; if
+// start is not zero and the process has another one, the error is ErrNotFound. The caller must
+// close the handle.
 func Open(pid int, start uint64) (*Handle, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
@@ -108,7 +111,7 @@ func Open(pid int, start uint64) (*Handle, error) {
 // PID returns the process ID.
 func (h *Handle) PID() int { return h.pid }
 
-// Start returns the start time, as described for StartTime.
+// Start returns the start time of the process, as StartTime does.
 func (h *Handle) Start() uint64 { return h.start }
 
 // Signal sends a signal. It returns ErrNotFound if the process does not exist.
@@ -131,7 +134,7 @@ func (h *Handle) Signal(s unix.Signal) error {
 }
 
 // Setns moves the calling thread to the namespaces of the process. kinds are CLONE_NEW* flags. The
-// caller must have locked the thread.
+// caller must have locked the goroutine to the thread.
 func (h *Handle) Setns(kinds int) error {
 	conn, err := h.fd.SyscallConn()
 	if err != nil {
@@ -147,7 +150,8 @@ func (h *Handle) Setns(kinds int) error {
 	return nil
 }
 
-// File returns a duplicate of a file descriptor of the process, with close-on-exec set.
+// File returns a duplicate of the file descriptor number of the process, with close-on-exec set.
+// The caller must close it.
 func (h *Handle) File(number int) (int, error) {
 	conn, err := h.fd.SyscallConn()
 	if err != nil {
@@ -194,15 +198,15 @@ func (h *Handle) follow() {
 	})
 }
 
-// readable reports whether the process of a pidfd has exited.
+// readable reports whether the process of the pidfd fd has exited.
 func readable(fd int) bool {
 	polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(polled, 0)
 	return err == nil && n == 1
 }
 
-// reap returns the exit status of an exited process: from waitid if it is a child, else from
-// /proc/PID/stat if it is a zombie, else from the pidfd.
+// reap returns the exit status of the process, which has exited: from waitid if it is a child,
+// which also reaps it, else from the pidfd, else from /proc/PID/stat if it is a zombie.
 func (h *Handle) reap(fd int) Status {
 	for {
 		var info unix.Siginfo
@@ -230,8 +234,8 @@ func (h *Handle) reap(fd int) Status {
 	return UnknownStatus
 }
 
-// fromSiginfo converts the result of waitid: signo, errno, code, padding on 64 bits, then pid, uid
-// and status.
+// fromSiginfo converts the result of waitid. The words of the struct are signo, errno, code,
+// padding on 64 bits, then pid, uid and status.
 func fromSiginfo(info *unix.Siginfo) Status {
 	words := (*[8]int32)(unsafe.Pointer(info))
 	code, status := words[2], words[6]
@@ -263,8 +267,8 @@ const (
 	pidfdInfoExit = 1 << 3
 )
 
-// exitInfo reads the exit status from the pidfd. Linux 6.15 and later provide it after the process
-// was reaped.
+// exitInfo reads the exit status from the pidfd fd. It returns false if the kernel does not provide
+// it: Linux 6.15 and later do, after the process was reaped.
 func exitInfo(fd int) (Status, bool) {
 	info := pidfdInfo{Mask: pidfdInfoExit}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), pidfdGetInfo, uintptr(unsafe.Pointer(&info)))

@@ -20,16 +20,16 @@ const (
 	Finalizer = "hyperkube.io/local-path"
 )
 
-// IsManaged reports whether the provisioner created the volume and its directory has the expected name.
-// Other directories are never created or removed.
+// IsManaged reports whether the local volume provisioner created the volume and the volume's
+// directory has the expected name. Directories of other volumes are never created or removed.
 func IsManaged(pv *corev1.PersistentVolume) bool {
 	return pv.Annotations[volumehelpers.AnnDynamicallyProvisioned] == Provisioner &&
 		pv.Spec.Local != nil && path.IsAbs(pv.Spec.Local.Path) && path.Clean(pv.Spec.Local.Path) == pv.Spec.Local.Path &&
 		path.Base(pv.Spec.Local.Path) == pv.Name && !strings.HasPrefix(pv.Name, ".")
 }
 
-// Hostname returns the value of the hostname label in the node affinity of a volume, or "" if there
-// is none.
+// Hostname returns the value of the hostname label that the node affinity of a volume requires,
+// that is, the node of the volume. It returns "" if there is none.
 func Hostname(pv *corev1.PersistentVolume) string {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
 		return ""

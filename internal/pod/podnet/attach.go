@@ -35,8 +35,9 @@ type Pod struct {
 	Inside func() error
 }
 
-// Allocate allocates one address per CIDR for a pod and stores them, in the order of the CIDRs. If
-// the pod has addresses already, it returns them.
+// Allocate allocates one address of each pod CIDR for the pod with the sandbox ID id and returns
+// them in the order of the CIDRs. The addresses are stored, so that they survive a restart of the
+// process. If the pod has addresses already, it returns them.
 func (n *Network) Allocate(id string) ([]netip.Addr, error) {
 	if have := n.Addresses(id); len(have) > 0 {
 		return have, nil
@@ -52,7 +53,7 @@ func (n *Network) Allocate(id string) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// Addresses returns the addresses of a pod in the order of the CIDRs, or none if it has none.
+// Addresses returns the addresses that are allocated to a pod, in the order of the CIDRs, or none.
 func (n *Network) Addresses(id string) []netip.Addr {
 	addrs := n.pool.addresses(id)
 	cidrs := n.CIDRs()
@@ -66,13 +67,14 @@ func (n *Network) Addresses(id string) []netip.Addr {
 	return addrs
 }
 
-// Free releases the addresses of a pod.
+// Free releases the addresses of a pod, so that other pods can get them.
 func (n *Network) Free(id string) error {
 	return n.pool.free(func(owner string) bool { return owner == id })
 }
 
 // Reconcile releases the addresses and removes the links of all pods for which alive returns false.
-// It is used after a crash.
+// It is called after a restart and for the CNI command GC, because a process may have crashed
+// before it had disconnected its pods.
 func (n *Network) Reconcile(alive func(id string) bool) error {
 	names := map[string]bool{}
 	n.pool.mu.Lock()
@@ -110,7 +112,8 @@ func (n *Network) veth(id string) string {
 	return prefix + id[:min(len(id), unix.IFNAMSIZ-1-len(prefix))]
 }
 
-// Loopback configures a network namespace that only needs the loopback link.
+// Loopback brings up the loopback link of the network namespace netns, for pods that have no other
+// link. If inside is not nil, it is then called in the namespace.
 func Loopback(netns *os.File, inside func() error) error {
 	return within(netns, func(h *netlink.Handle) error {
 		if err := loopbackUp(h); err != nil {
@@ -132,7 +135,9 @@ func loopbackUp(h *netlink.Handle) error {
 	return nil
 }
 
-// Attach connects a pod that has addresses. To retry after a crash, call Detach first.
+// Attach connects a pod, to which Allocate has assigned addresses, to the bridge: it creates the
+// veth pair, configures the pod's link and routes, and opens the host ports. After an error nothing
+// remains. To retry after a crash, call Detach first.
 func (n *Network) Attach(ctx context.Context, pod Pod) error {
 	addrs := n.Addresses(pod.ID)
 	if len(addrs) == 0 {
@@ -198,7 +203,8 @@ func (n *Network) Attach(ctx context.Context, pod Pod) error {
 	return nil
 }
 
-// setHairpin configures the host end of a pod's veth pair: hairpin mode and the ingress limit.
+// setHairpin configures the host end, named name, of a pod's veth pair: it enables hairpin mode and
+// limits the bandwidth that the pod receives to ingress bits per second. Zero means no limit.
 func (n *Network) setHairpin(name string, ingress uint64) error {
 	link, err := n.netlink.LinkByName(name)
 	if err != nil {
@@ -214,8 +220,8 @@ func (n *Network) setHairpin(name string, ingress uint64) error {
 	return nil
 }
 
-// configure sets the addresses and routes of the pod's link. If mtu is not zero, it is the MTU of
-// the default route.
+// configure sets the addresses and default routes of the pod's link. addrs are addresses in cidrs,
+// which may be in another order. mtu is the MTU of the default routes; zero means that of the link.
 func configure(h *netlink.Handle, addrs []netip.Addr, cidrs []netip.Prefix, mtu int) error {
 	link, err := h.LinkByName(PodLink)
 	if err != nil {
@@ -245,7 +251,8 @@ func configure(h *netlink.Handle, addrs []netip.Addr, cidrs []netip.Prefix, mtu 
 	return nil
 }
 
-// within runs f in the network namespace, on a dedicated thread that exits afterwards.
+// within runs f in the network namespace netns, on a dedicated thread that exits afterwards, and
+// waits for it. f gets a netlink handle of the namespace.
 func within(netns *os.File, f func(*netlink.Handle) error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -266,8 +273,8 @@ func within(netns *os.File, f func(*netlink.Handle) error) error {
 	return <-done
 }
 
-// Detach removes the link and host ports of a pod. The pod keeps its addresses until Free is
-// called. It is not an error if they do not exist.
+// Detach removes the link and host ports of a pod. It is not an error if they do not exist. The pod
+// keeps its addresses until Free is called.
 func (n *Network) Detach(ctx context.Context, id string) error {
 	err := n.SetPorts(ctx, id, nil, nil)
 	found, linkErr := n.netlink.LinkByName(n.veth(id))
@@ -283,13 +290,13 @@ func (n *Network) Detach(ctx context.Context, id string) error {
 	return errors.Join(err, linkErr)
 }
 
-// Traffic contains the counters of a pod's link, from the perspective of the pod.
+// Traffic contains the traffic counters of a pod's link, from the perspective of the pod.
 type Traffic struct {
 	RxBytes, RxErrors, TxBytes, TxErrors       uint64
 	RxPackets, RxDropped, TxPackets, TxDropped uint64
 }
 
-// Traffic returns the counters of a pod's link.
+// Traffic returns the counters of a pod's link. It returns an error if the pod has no link.
 func (n *Network) Traffic(id string) (Traffic, error) {
 	link, err := n.netlink.LinkByName(n.veth(id))
 	if err != nil {

@@ -14,7 +14,7 @@ const (
 	delayTime = 40       // packets are queued for at most 1/40 second
 )
 
-// limit limits the bandwidth of packets sent on link to rate bits per second.
+// limit limits the bandwidth of packets that are sent on link to rate bits per second.
 func limit(h *netlink.Handle, link netlink.Link, rate uint64) error {
 	bytes := max(rate/8, 1)
 	burst := max(bytes/burstTime, minBurst)

@@ -9,11 +9,11 @@ import (
 	"hyperkube/internal/host/netlinkutil"
 )
 
-// defaultMTU is the default MTU of links.
+// defaultMTU is the MTU of pod links if the host has no default route.
 const defaultMTU = 1500
 
-// setMTU sets the MTU of the new bridge. All pod links get the same MTU, because a bridge silently
-// drops packets that are too large for the outgoing link.
+// setMTU sets the MTU of the bridge, which was just created. Links of pods get the same MTU,
+// because a bridge silently drops packets that are too large for the outgoing link.
 func (n *Network) setMTU(bridge netlink.Link) error {
 	mtu := n.cfg.MTU
 	if mtu == 0 {
@@ -33,7 +33,8 @@ func (n *Network) setMTU(bridge netlink.Link) error {
 	return nil
 }
 
-// defaultRouteMTU returns the smallest MTU of the links with a default route.
+// defaultRouteMTU returns the smallest MTU of the links with a default route, or defaultMTU if
+// there is none.
 func (n *Network) defaultRouteMTU() (int, error) {
 	routes, err := netlinkutil.List(func() ([]netlink.Route, error) { return n.netlink.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
@@ -60,8 +61,8 @@ func (n *Network) defaultRouteMTU() (int, error) {
 	return mtu, nil
 }
 
-// offNodeMTU returns the MTU for packets from pods to destinations outside of the node. Zero means
-// the MTU of the pod link.
+// offNodeMTU returns the MTU for packets from pods to destinations outside of the node, which is
+// that of the tunnel. It returns zero if the tunnel does not limit the MTU of pod links, linkMTU.
 func (n *Network) offNodeMTU(linkMTU int) (int, error) {
 	if n.cfg.Tunnel == "" {
 		return 0, nil

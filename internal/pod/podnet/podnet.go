@@ -53,7 +53,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Network is the pod network of a node. Its methods are safe for concurrent use.
+// Network is the pod network of a node. The container runtime connects pods to it. Its methods are
+// safe for concurrent use.
 type Network struct {
 	cfg     Config
 	log     *slog.Logger
@@ -140,7 +141,8 @@ func (n *Network) CIDRs() []netip.Prefix {
 	return slices.Clone(n.cidrs)
 }
 
-// SetCIDRs changes the pod CIDRs and sets up the network. Existing pods keep their addresses.
+// SetCIDRs changes the pod CIDRs and sets up the network for them, unless that is already done.
+// Existing pods keep their addresses.
 func (n *Network) SetCIDRs(ctx context.Context, cidrs []netip.Prefix) error {
 	same, err := n.storeCIDRs(cidrs)
 	if err != nil || same {
@@ -149,7 +151,7 @@ func (n *Network) SetCIDRs(ctx context.Context, cidrs []netip.Prefix) error {
 	return n.Setup(ctx)
 }
 
-// PlanCIDRs changes the pod CIDRs for the next call of Setup, and nothing else.
+// PlanCIDRs changes the pod CIDRs that the next call of Setup uses. It does not change the host.
 func (n *Network) PlanCIDRs(cidrs []netip.Prefix) error {
 	_, err := n.storeCIDRs(cidrs)
 	return err
@@ -167,10 +169,13 @@ func (n *Network) storeCIDRs(cidrs []netip.Prefix) (same bool, err error) {
 	return same, nil
 }
 
-// ErrNoCIDR is returned by Setup if no CIDRs were configured in New or SetCIDRs.
+// ErrNoCIDR is returned by Setup if neither New nor SetCIDRs has configured pod CIDRs, because the
+// node has none yet.
 var ErrNoCIDR = errors.New("node has no pod CIDR yet")
 
-// Setup creates the bridge, sysctls and iptables rules, or repairs existing ones.
+// Setup creates the bridge, sysctls and iptables rules of the pod network, or repairs existing
+// ones. It records them in the host change journal first. It returns ErrNoCIDR if there are no
+// CIDRs.
 func (n *Network) Setup(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -197,8 +202,8 @@ func (n *Network) Setup(ctx context.Context) error {
 	return nil
 }
 
-// Ensure calls Setup if the bridge does not exist or lacks an address. Otherwise it keeps the
-// bridge as it is.
+// Ensure calls Setup if the bridge does not exist or lacks a gateway address. Otherwise it uses the
+// existing bridge, for example that of an earlier process, and leaves sysctls and rules unchanged.
 func (n *Network) Ensure(ctx context.Context) error {
 	complete := func() bool {
 		n.mu.Lock()
@@ -226,7 +231,9 @@ func (n *Network) Ensure(ctx context.Context) error {
 	return n.Setup(ctx)
 }
 
-// setupBridge creates the bridge and adds the gateway addresses.
+// setupBridge creates the bridge if it does not exist, and adds the gateway address of each CIDR.
+// It removes gateway addresses of former CIDRs that no pod uses. The caller must hold n.mu, because
+// it reads n.cidrs.
 func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 	bridge, err := n.netlink.LinkByName(n.cfg.Bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -283,7 +290,8 @@ func (n *Network) setupBridge() (*netlink.LinkAttrs, error) {
 	return bridge.Attrs(), nil
 }
 
-// Gateway returns the first address of a CIDR, which is assigned to the bridge.
+// Gateway returns the first address of a pod CIDR, which is assigned to the bridge and is the
+// gateway of the pods.
 func Gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
 
 // hardwareAddr derives a locally administered MAC address from an IP address, so that neighbor

@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// pool allocates addresses. Each allocated address is stored as a file that is named after the
-// address and contains the pod ID. The file is created before the address is used: after a crash,
-// an address can be allocated but unused, but never allocated twice.
+// pool allocates pod addresses. Each allocated address is stored as a file in dir that is named
+// after the address and contains the pod ID. The file is created before the address is used: after
+// a crash, an address can be allocated but unused, but never allocated twice.
 type pool struct {
 	dir string
 
@@ -43,11 +43,11 @@ func openPool(dir string) (*pool, error) {
 	return p, nil
 }
 
-// errExhausted is returned when a CIDR has no free address.
+// errExhausted is wrapped by the error of allocate if all addresses of a CIDR are allocated.
 var errExhausted = errors.New("no free address")
 
-// allocate allocates an address of the CIDR for the pod: the next free one after the last allocated, so
-// that freed addresses are not reused soon.
+// allocate allocates an address of cidr for the pod id and stores it: the next free one after the
+// last allocated address, so that freed addresses are not reused soon.
 func (p *pool) allocate(cidr netip.Prefix, id string) (netip.Addr, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -29,8 +29,9 @@ type portRule struct {
 	pod netip.Addr
 }
 
-// SetPorts replaces the host ports of a pod; an empty list removes them. It writes the rules of all
-// pods together, which also restores missing rules.
+// SetPorts replaces the host ports of the pod id with ports, which lead to addrs, the addresses of
+// the pod. An empty list removes them. It writes the rules of all pods together, which also
+// restores missing rules. If nothing has changed, it writes nothing.
 func (n *Network) SetPorts(ctx context.Context, id string, addrs []netip.Addr, ports []PortMapping) error {
 	var rules []portRule
 	for _, p := range ports {
@@ -72,7 +73,8 @@ func (n *Network) SetPorts(ctx context.Context, id string, addrs []netip.Addr, p
 	return nil
 }
 
-// portRules returns the rules of all host ports of a family.
+// portRules returns the chains with the rules of all host ports of a family. The caller must hold
+// n.mu, because it reads n.ports.
 func (n *Network) portRules(family packetfilter.Family) packetfilter.Chains {
 	var translate, masquerade []packetfilter.Rule
 	for _, id := range slices.Sorted(maps.Keys(n.ports)) {
@@ -106,8 +108,8 @@ func (n *Network) portRules(family packetfilter.Family) packetfilter.Chains {
 	return packetfilter.Chains{nat(chainHostPorts): translate, nat(chainHostPortsSN): masquerade}
 }
 
-// forgetFlows deletes the conntrack entries of UDP flows to changed ports, because existing entries
-// bypass new rules.
+// forgetFlows deletes the conntrack entries of UDP flows to the host ports in rules, which were
+// added or removed, because packets of existing flows bypass new rules.
 func (n *Network) forgetFlows(rules []portRule) {
 	for _, r := range rules {
 		if r.Protocol != "udp" {
@@ -122,7 +124,7 @@ func (n *Network) forgetFlows(rules []portRule) {
 			continue
 		}
 		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter); err != nil {
-			n.log.Warn("deleting conntrack entries of old UDP flows to host port failed, their packets may not reach the pod", "hostPort", r.HostPort, "podIP", r.pod, "err", err)
+			n.log.Warn("deleting conntrack entries of old UDP flows to host port failed, their packets may not reach the pod until the entries expire", "hostPort", r.HostPort, "podIP", r.pod, "err", err)
 		}
 	}
 }

@@ -14,10 +14,10 @@ import (
 // delete all links of a group in one operation.
 const deletionGroup = 0x686b676f
 
-// remover deletes links. Each deletion waits for a grace period of all CPUs in the kernel, tens of
-// milliseconds on a busy machine, during which the netlink socket cannot be used. Therefore remover
-// has a dedicated socket, and all links that are requested during one deletion are deleted together
-// by the next one. Its methods are safe for concurrent use.
+// remover deletes the links of pods. Each deletion waits for a grace period of all CPUs in the
+// kernel, tens of milliseconds on a busy machine, during which the netlink socket cannot be used.
+// Therefore remover has a dedicated socket, and all links that are requested during one deletion
+// are deleted together by the next one. Its methods are safe for concurrent use.
 type remover struct {
 	netlink *netlink.Handle
 
@@ -41,8 +41,8 @@ func newRemover() (*remover, error) {
 	return &remover{netlink: handle}, nil
 }
 
-// remove deletes links by index and returns when they are deleted. It is not an error if a link
-// does not exist.
+// remove deletes links by index and returns when they are deleted, with the errors of all links
+// that were deleted together. It is not an error if a link does not exist.
 func (r *remover) remove(links ...int) error {
 	if len(links) == 0 {
 		return nil
@@ -73,7 +73,7 @@ func (r *remover) remove(links ...int) error {
 	return mine.err
 }
 
-// delete deletes links, together if possible.
+// delete deletes links, in one operation if possible, and otherwise one by one.
 func (r *remover) delete(links []int) error {
 	if len(links) > 1 && r.deleteTogether(links) == nil {
 		return nil

@@ -53,10 +53,11 @@ func mangle(chain string) packetfilter.Chain {
 	return packetfilter.Chain{Table: packetfilter.Mangle, Name: chain}
 }
 
-// sharedChains are the chains whose rules other components write.
+// sharedChains are the chains that this package creates, because its rules jump to them, and whose
+// rules other components write.
 var sharedChains = []packetfilter.Chain{nat(chainNoMasq), mangle(chainPolicy), mangle(policies)}
 
-// newWriter returns the writer of the rules of this package.
+// newWriter returns the packet filter writer for the rules of the pod network.
 func newWriter(cfg Config) *packetfilter.Writer {
 	return packetfilter.NewWriter(packetfilter.Config{
 		Owner:   "the pod network",
@@ -66,8 +67,8 @@ func newWriter(cfg Config) *packetfilter.Writer {
 	})
 }
 
-// setupRules writes the rules of each family that has a CIDR, also those that exist. The caller
-// holds n.mu.
+// setupRules writes the rules of each family that has a CIDR, whether they exist or not. The caller
+// must hold n.mu, because it reads n.cidrs.
 func (n *Network) setupRules(ctx context.Context) error {
 	for _, cidr := range n.cidrs {
 		family := familyOf(cidr.Addr())
@@ -79,12 +80,13 @@ func (n *Network) setupRules(ctx context.Context) error {
 	return nil
 }
 
-// Maintain restores the rules when another program removes them, for example by reloading a firewall,
-// until ctx is done. Call it once. It does nothing before Setup has succeeded.
+// Maintain restores the iptables rules of the pod network whenever another program removes them,
+// for example by reloading a firewall, until ctx is done. Call it once. It restores nothing before
+// Setup has succeeded.
 func (n *Network) Maintain(ctx context.Context) { n.writer.Maintain(ctx, n.restoreLost) }
 
-// restoreLost writes the rules of each family with missing rules, and reports whether there was
-// one.
+// restoreLost checks the rules of each family, writes those with missing rules again, and reports
+// whether any were missing.
 func (n *Network) restoreLost(ctx context.Context) (lost bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -104,7 +106,8 @@ func (n *Network) restoreLost(ctx context.Context) (lost bool, err error) {
 	return lost, nil
 }
 
-// rules returns the rules of this package for the family of the CIDR.
+// rules returns the chains and jumps of this package for the address family of the pod CIDR. The
+// caller must hold n.mu, because it reads the host ports.
 func (n *Network) rules(cidr netip.Prefix) packetfilter.Ruleset {
 	bridge := packetfilter.Link{Name: n.cfg.Bridge}
 	multicast := netip.MustParsePrefix("224.0.0.0/4")
@@ -162,7 +165,7 @@ func (n *Network) setupSysctls() error {
 			// In some kernels br_netfilter is a module.
 			_ = exec.Command("modprobe", "br_netfilter").Run()
 			if err := n.sysctl(name, value); err != nil {
-				n.log.Warn("kernel has no br_netfilter, Services do not work between pods on the same node", "sysctl", name, "err", err)
+				n.log.Warn("kernel has no module br_netfilter, Services do not work between pods on the same node: install the module", "sysctl", name, "err", err)
 			}
 		default:
 			return fmt.Errorf("setting sysctl %s: %w", strings.ReplaceAll(name, "/", "."), err)
@@ -171,7 +174,8 @@ func (n *Network) setupSysctls() error {
 	return nil
 }
 
-// sysctl sets a sysctl after recording its previous value in the journal.
+// sysctl sets the sysctl name, a path below /proc/sys, after recording its previous value in the
+// host change journal. It does nothing if it already has the value.
 func (n *Network) sysctl(name, value string) error {
 	file := "/proc/sys/" + name
 	before, err := os.ReadFile(file)

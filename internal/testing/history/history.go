@@ -31,7 +31,7 @@ const (
 // write reports whether the verb changes an object.
 func (v Verb) write() bool { return v != Get && v != List }
 
-// Request is a request for an object, or for all of them.
+// Request is a request for the object Key or, if the verb is List, for all objects.
 type Request struct {
 	Verb Verb
 	Key  string
@@ -42,7 +42,7 @@ type Request struct {
 	Revision int64
 }
 
-// Result is the result of a request.
+// Result is the outcome of a request.
 type Result string
 
 // The results. All but OK and Unknown mean that a request changed nothing.
@@ -56,7 +56,7 @@ const (
 	Unknown Result = "unknown"
 )
 
-// Object is a version of an object.
+// Object is a version of an object: its value and the revision at which it was written.
 type Object struct {
 	Value    string
 	Revision int64
@@ -118,7 +118,8 @@ func (h *History) Check() error {
 	return errors.Join(errs...)
 }
 
-// checkLog checks that every value in the log was requested for its key, and was written once.
+// checkLog checks that the revisions of the log increase, and that every value in the log was
+// requested for its key and was written once.
 func (h *History) checkLog() error {
 	requested := map[string]string{} // key by value
 	for _, op := range h.Operations {
@@ -150,7 +151,8 @@ func (h *History) checkLog() error {
 	return nil
 }
 
-// states are the log and the objects at each of its positions.
+// states contains the log and the objects that exist at each position in it. Position i is after
+// the first i events.
 type states struct {
 	log Log
 	// objects[i] are the objects after the first i events.
@@ -171,12 +173,12 @@ func (l Log) states() *states {
 	return s
 }
 
-// includes reports whether a state of this revision is the one after the first i events.
+// includes reports whether the state at position i is that at the revision.
 func (s *states) includes(i int, revision int64) bool {
 	return (i == 0 || s.log[i-1].Revision <= revision) && (i == len(s.log) || revision < s.log[i].Revision)
 }
 
-// position returns the number of events up to the revision.
+// position returns the position of the state at the revision: the number of events up to it.
 func (s *states) position(revision int64) int {
 	return sort.Search(len(s.log), func(i int) bool { return s.log[i].Revision > revision })
 }

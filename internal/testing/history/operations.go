@@ -13,14 +13,14 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// checkTimeout limits the search of porcupine. It takes milliseconds, because hardly any operation
-// could be at more than one position of the log.
+// checkTimeout limits the search for a possible order of the operations. The search takes
+// milliseconds, because hardly any operation could be at more than one position of the log.
 const checkTimeout = 2 * time.Minute
 
 // maxKeys is the maximum number of keys of a History.
 const maxKeys = 8
 
-// state is the state of the model.
+// state is the state of porcupine's model of the store.
 type state struct {
 	// at is the position in the log: the first at events have happened.
 	at int
@@ -65,7 +65,8 @@ func (h *History) checkOperations(s *states) error {
 	}
 }
 
-// inputs returns the operations for porcupine, without those that cannot have had an effect.
+// inputs returns the operations in porcupine's form, without those that cannot have had an effect,
+// and the operation end.
 func (h *History) inputs() ([]porcupine.Operation, error) {
 	written := map[string]bool{}
 	for _, ev := range h.Log {
@@ -100,7 +101,8 @@ func (h *History) inputs() ([]porcupine.Operation, error) {
 	return append(ops, porcupine.Operation{Input: end{}, Output: Response{}, Call: math.MaxInt64 - 1, Return: math.MaxInt64}), nil
 }
 
-// step reports whether an operation is possible in a state, and returns the next state.
+// step reports whether an operation with this input and output is possible in the state is of the
+// model, and returns the state after it.
 func (s *states) step(is state, input, output any) (next state, ok bool) {
 	var in Request
 	out := output.(Response)
@@ -157,8 +159,8 @@ func (s *states) step(is state, input, output any) (next state, ok bool) {
 	return is, true
 }
 
-// explain returns an error that describes the first operations without a position in the longest
-// partial linearization.
+// explain returns an error that describes why ops are not linearizable: the first operations
+// without a position in the longest of the partial linearizations that porcupine has found.
 func (s *states) explain(ops []porcupine.Operation, partial [][][]porcupine.Operation) error {
 	var longest []porcupine.Operation
 	for _, sequences := range partial {

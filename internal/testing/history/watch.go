@@ -17,8 +17,8 @@ const (
 	Bookmark EventType = "BOOKMARK"
 )
 
-// WatchEvent is an event of a watch. Of a deletion, it has the last value and the revision of the
-// deletion.
+// WatchEvent is an event that a watch has sent. A deletion has the last value of the object and the
+// revision of the deletion.
 type WatchEvent struct {
 	Type       EventType
 	Key, Value string
@@ -39,7 +39,8 @@ type Watch struct {
 	Until int64
 }
 
-// check compares the watch with the log: each event between From and Until once and in order.
+// check compares the watch with the log: the initial objects must be those at From, and each event
+// between From and Until must have been sent once and in order.
 func (w *Watch) check(s *states) error {
 	initial := maps.Clone(s.objects[s.position(w.From)])
 	maps.DeleteFunc(initial, func(key string, _ Object) bool { return !w.covers(key) })
@@ -76,7 +77,8 @@ func (w *Watch) check(s *states) error {
 
 func (w *Watch) covers(key string) bool { return w.Key == "" || w.Key == key }
 
-// expected returns the events after From.
+// expected returns the events that the watch must send: those after From, for the keys that it
+// covers.
 func (w *Watch) expected(s *states) []WatchEvent {
 	var out []WatchEvent
 	for i, ev := range s.log {
@@ -99,7 +101,8 @@ func (w *Watch) expected(s *states) []WatchEvent {
 // Cache contains successive lists of one client from the cache of one server.
 type Cache struct{ Reads []CacheRead }
 
-// CacheRead is a list that may be of an earlier revision, but of AtLeast.
+// CacheRead is the response to a list that the server may serve from its cache. Revision is the
+// revision of the list, and AtLeast the minimum revision that the client has requested.
 type CacheRead struct {
 	AtLeast, Revision int64
 	Objects           map[string]Object

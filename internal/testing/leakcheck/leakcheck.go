@@ -36,7 +36,7 @@ var libraryGoroutines = []string{
 	"gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun", // removes old log files; Close does not stop it
 }
 
-// Option configures the check of a package.
+// Option changes the leak check of a package. Pass it to Main.
 type Option func(*config)
 
 type config struct {
@@ -44,9 +44,9 @@ type config struct {
 	namespaces uintptr
 }
 
-// Ignore excludes goroutines with the function on their stack, which is named as in stack traces,
-// with the import path of its package. Only use it for goroutines that cannot be stopped, with the
-// reason in a comment.
+// Ignore excludes goroutines that have the function on their stack. function is its name in stack
+// traces, with the import path of its package. Only use it for goroutines that cannot be stopped,
+// with the reason in a comment.
 func Ignore(function string) Option {
 	return func(c *config) { c.goroutines = append(c.goroutines, goleak.IgnoreAnyFunction(function)) }
 }
@@ -62,7 +62,7 @@ func Namespaces(flags uintptr) Option {
 // are leaks, which are reported on standard error.
 func Main(m *testing.M, options ...Option) { os.Exit(run(m, options)) }
 
-// run returns the exit code of the test program.
+// run runs the tests of m and returns the exit code of the test program, as Main describes.
 func run(m interface{ Run() int }, options []Option) int {
 	var c config
 	for _, option := range options {
@@ -101,8 +101,8 @@ func openProcessWide() {
 	}
 }
 
-// wait returns descriptions of the resources that are not in before, after waiting for them to be
-// released.
+// wait waits until no resources exist that are not in before, at most for timeout, and returns the
+// descriptions of those that remain.
 func (c *config) wait(before map[string]string) []string {
 	interval := time.Millisecond
 	for end := time.Now().Add(timeout); ; time.Sleep(interval) {
@@ -124,8 +124,8 @@ func (c *config) wait(before map[string]string) []string {
 	}
 }
 
-// resources returns descriptions of the resources that exist, except goroutines. The keys identify
-// a resource.
+// resources returns a description of each resource that exists now, except goroutines, by a key
+// that identifies the resource.
 func (c *config) resources() map[string]string {
 	found := map[string]string{}
 	add := func(kind, id, description string) {

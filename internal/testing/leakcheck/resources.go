@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// adder records a resource. The kind and id identify it, and the description may be empty.
+// adder is called for each resource that exists. kind and id identify the resource, and
+// description, which may be empty, is additional information for the developer.
 type adder func(kind, id, description string)
 
 // descriptors adds the open file descriptors of this process. A descriptor that is closed and
@@ -32,7 +33,8 @@ func descriptors(add adder) {
 	}
 }
 
-// socketName returns the addresses of a socket, because its file name only has a number.
+// socketName returns the addresses of the socket with the descriptor fd, because target, the name
+// of its file, contains only a number. It returns "" if it is not a socket.
 func socketName(fd, target string) string {
 	n, err := strconv.Atoi(fd)
 	if err != nil || !strings.HasPrefix(target, "socket:") {

@@ -35,8 +35,8 @@ type Error string
 
 func (e Error) Error() string { return string(e) }
 
-// Handler handles a call. It returns an Error for an error reply, and another error to close the connection. It must
-// be safe for concurrent use.
+// Handler handles a method call of a client. It returns an Error for an error reply, and another
+// error to close the connection. It must be safe for concurrent use.
 type Handler func(Call) (Reply, error)
 
 // Bus accepts clients until it is closed. Its methods are safe for concurrent use.
@@ -56,7 +56,8 @@ type client struct {
 	serial uint32
 }
 
-// Listen creates a bus on a socket, to which $DBUS_SYSTEM_BUS_ADDRESS must point.
+// Listen creates a bus on a unix socket at path, to which $DBUS_SYSTEM_BUS_ADDRESS must point.
+// handler handles the calls of clients. The caller must close the bus.
 func Listen(path string, handler Handler) (*Bus, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -85,14 +86,14 @@ func Listen(path string, handler Handler) (*Bus, error) {
 	return b, nil
 }
 
-// Close closes the bus and all connections.
+// Close closes the bus and all connections, and waits until their goroutines have stopped.
 func (b *Bus) Close() {
 	_ = b.listener.Close()
 	b.Drop()
 	b.wait.Wait()
 }
 
-// Drop closes all connections.
+// Drop closes all connections, as if the bus was restarted. Clients can connect again.
 func (b *Bus) Drop() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -190,7 +191,8 @@ func (c *client) answer(in io.Reader) error {
 	}
 }
 
-// handle handles the calls of the bus itself, and passes others to the handler.
+// handle handles the calls that are addressed to the bus itself, and passes others to the handler
+// of the test.
 func (b *Bus) handle(call Call) (Reply, error) {
 	switch call.Member {
 	case "Hello":
@@ -201,7 +203,7 @@ func (b *Bus) handle(call Call) (Reply, error) {
 	return b.handler(call)
 }
 
-// NoMethod is the error of a Handler for a method that does not exist.
+// NoMethod returns the error with which a Handler rejects a call of a method that does not exist.
 func NoMethod(call Call) error { return Error(fmt.Sprintf("no method %s", call.Member)) }
 
 // send writes a message, with a file descriptor if fd is not nil.

@@ -46,7 +46,7 @@ type Driver struct {
 	MaxVolumes func() int64
 	// Capabilities are the capabilities of the node service.
 	Capabilities []csipb.NodeServiceCapability_RPC_Type
-	// Fail, if not nil, is called before each call and can return an error for it.
+	// Fail, if not nil, is called before each call is handled. Its error is the response to the call.
 	Fail func(method, volume string) error
 
 	csipb.UnimplementedNodeServer
@@ -58,8 +58,8 @@ type Driver struct {
 	registrations chan *registerapi.RegistrationStatus
 }
 
-// Serve serves on a socket, which is also the registration socket, until stop is called. status
-// receives the registration status that the kubelet reports.
+// Serve serves on a unix socket, which is also the registration socket, until stop is called.
+// status receives the registration status that the kubelet reports.
 func (d *Driver) Serve(socket string) (status <-chan *registerapi.RegistrationStatus, stop func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		return nil, nil, err
@@ -115,12 +115,13 @@ func (d *Driver) ClearCalls() {
 	d.calls = nil
 }
 
-// GetInfo implements the registration service.
+// GetInfo returns the name of the driver to the kubelet's plugin registration.
 func (d *Driver) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: d.Name, SupportedVersions: []string{"1.0.0"}}, nil
 }
 
-// NotifyRegistrationStatus implements the registration service.
+// NotifyRegistrationStatus receives the kubelet's registration status and passes it to the channel
+// of Serve. It drops the status if the channel is full.
 func (d *Driver) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
 	select {
 	case d.registrations <- s:
@@ -129,12 +130,13 @@ func (d *Driver) NotifyRegistrationStatus(_ context.Context, s *registerapi.Regi
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-// GetPluginInfo implements the identity service.
+// GetPluginInfo returns the name of the driver.
 func (d *Driver) GetPluginInfo(context.Context, *csipb.GetPluginInfoRequest) (*csipb.GetPluginInfoResponse, error) {
 	return &csipb.GetPluginInfoResponse{Name: d.Name, VendorVersion: "1"}, nil
 }
 
-// NodeGetInfo implements the node service.
+// NodeGetInfo returns the node ID, the topology and the maximum number of volumes from the fields
+// of d.
 func (d *Driver) NodeGetInfo(context.Context, *csipb.NodeGetInfoRequest) (*csipb.NodeGetInfoResponse, error) {
 	out := &csipb.NodeGetInfoResponse{NodeId: d.NodeID, MaxVolumesPerNode: d.Max}
 	if d.MaxVolumes != nil {
@@ -146,7 +148,7 @@ func (d *Driver) NodeGetInfo(context.Context, *csipb.NodeGetInfoRequest) (*csipb
 	return out, nil
 }
 
-// NodeGetCapabilities implements the node service.
+// NodeGetCapabilities returns the capabilities in the field of d.
 func (d *Driver) NodeGetCapabilities(context.Context, *csipb.NodeGetCapabilitiesRequest) (*csipb.NodeGetCapabilitiesResponse, error) {
 	out := &csipb.NodeGetCapabilitiesResponse{}
 	for _, c := range d.Capabilities {
@@ -178,7 +180,8 @@ func unbind(at string) error {
 	return err
 }
 
-// NodeStageVolume implements the node service.
+// NodeStageVolume bind-mounts the directory of the volume, which it creates, to the staging path.
+// For a block volume it sets up the loop device.
 func (d *Driver) NodeStageVolume(_ context.Context, r *csipb.NodeStageVolumeRequest) (*csipb.NodeStageVolumeResponse, error) {
 	if r.GetVolumeCapability().GetBlock() != nil {
 		if _, err := d.device(r.VolumeId); err != nil {
@@ -192,7 +195,7 @@ func (d *Driver) NodeStageVolume(_ context.Context, r *csipb.NodeStageVolumeRequ
 	return &csipb.NodeStageVolumeResponse{}, bind(d.content(r.VolumeId), r.StagingTargetPath, false)
 }
 
-// NodeUnstageVolume implements the node service.
+// NodeUnstageVolume reverts NodeStageVolume.
 func (d *Driver) NodeUnstageVolume(_ context.Context, r *csipb.NodeUnstageVolumeRequest) (*csipb.NodeUnstageVolumeResponse, error) {
 	loop, err := d.loop(r.VolumeId)
 	if err == nil && loop != "" {
@@ -201,7 +204,8 @@ func (d *Driver) NodeUnstageVolume(_ context.Context, r *csipb.NodeUnstageVolume
 	return &csipb.NodeUnstageVolumeResponse{}, errors.Join(err, unbind(r.StagingTargetPath))
 }
 
-// NodePublishVolume implements the node service.
+// NodePublishVolume bind-mounts the staged volume or the loop device to the target path. An
+// ephemeral volume, which was not staged, gets a file "context" with its volume context.
 func (d *Driver) NodePublishVolume(_ context.Context, r *csipb.NodePublishVolumeRequest) (*csipb.NodePublishVolumeResponse, error) {
 	from := r.StagingTargetPath
 	if r.GetVolumeCapability().GetBlock() != nil {
@@ -236,7 +240,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, r *csipb.NodePublishVolume
 	return &csipb.NodePublishVolumeResponse{}, bind(from, r.TargetPath, r.Readonly)
 }
 
-// NodeUnpublishVolume implements the node service.
+// NodeUnpublishVolume unmounts and removes the target path.
 func (d *Driver) NodeUnpublishVolume(_ context.Context, r *csipb.NodeUnpublishVolumeRequest) (*csipb.NodeUnpublishVolumeResponse, error) {
 	err := unbind(r.TargetPath)
 	if err == nil {
@@ -247,12 +251,12 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, r *csipb.NodeUnpublishVo
 	return &csipb.NodeUnpublishVolumeResponse{}, err
 }
 
-// NodeExpandVolume implements the node service.
+// NodeExpandVolume reports the requested capacity as the new one.
 func (d *Driver) NodeExpandVolume(_ context.Context, r *csipb.NodeExpandVolumeRequest) (*csipb.NodeExpandVolumeResponse, error) {
 	return &csipb.NodeExpandVolumeResponse{CapacityBytes: r.GetCapacityRange().GetRequiredBytes()}, nil
 }
 
-// NodeGetVolumeStats implements the node service. The values are constants.
+// NodeGetVolumeStats returns constant values, or NotFound if the volume path does not exist.
 func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csipb.NodeGetVolumeStatsRequest) (*csipb.NodeGetVolumeStatsResponse, error) {
 	if _, err := os.Stat(r.VolumePath); err != nil {
 		return nil, status.Errorf(codes.NotFound, "%v", err)
@@ -263,7 +267,8 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, r *csipb.NodeGetVolumeSta
 	}}, nil
 }
 
-// device returns the loop device of a block volume, which is backed by a file of 1 MiB.
+// device returns the path of the loop device of a block volume. It sets up the device on a file of
+// 1 MiB if needed.
 func (d *Driver) device(volume string) (string, error) {
 	if loop, err := d.loop(volume); err != nil || loop != "" {
 		return loop, err

@@ -16,8 +16,9 @@ import (
 // frozen file system cannot be killed.
 const maxFreeze = "60"
 
-// Device is an ext4 file system on a loop device. It supports what a Disk does not: writes can be suspended,
-// as on an overloaded disk, and the kernel writes files to it asynchronously.
+// Device is an ext4 file system on a loop device, for tests on a disk that does more than a Disk:
+// writes can be suspended, as on an overloaded disk, and the kernel writes files to it
+// asynchronously.
 type Device struct {
 	t    testing.TB
 	path string
@@ -52,8 +53,8 @@ func NewDevice(t testing.TB, size int64) *Device {
 // Path returns the directory where the file system is mounted.
 func (d *Device) Path() string { return d.path }
 
-// Freeze suspends writes until the returned function is called, which may be called more than once.
-// Both report errors to the test.
+// Freeze suspends writes to the file system until the returned function is called, or for maxFreeze
+// at most. The function may be called more than once. Both report errors to the test.
 func (d *Device) Freeze() (thaw func()) {
 	d.t.Helper()
 	release, err := d.shell(`fsfreeze -f "$0"`, maxFreeze, `fsfreeze -u "$0"`)
@@ -68,8 +69,9 @@ func (d *Device) Freeze() (thaw func()) {
 	}
 }
 
-// shell runs the command first, and later the command last: when the returned function is called,
-// after the given number of seconds unless it is 0, or when this process exits.
+// shell runs the shell command first, and later the command last: when the returned function is
+// called, after the given number of seconds unless it is 0, or when this process exits. In the
+// commands, $0 is the path of the file system.
 func (d *Device) shell(first, seconds, last string) (end func() error, err error) {
 	cmd := exec.Command("sh", "-c", first+" && echo && timeout "+seconds+" cat; "+last, d.path)
 	in, err := cmd.StdinPipe()

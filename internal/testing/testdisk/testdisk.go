@@ -16,7 +16,7 @@ import (
 // capacity is the size of an empty disk.
 var capacity = Space{Blocks: 16 << 10, Inodes: 16 << 10}
 
-// Space is space on a disk.
+// Space is an amount of space on a disk.
 type Space struct {
 	// Blocks are blocks of 4 KiB. A file needs at least one, unless it is empty.
 	Blocks int
@@ -50,8 +50,8 @@ func New(t testing.TB) *Disk {
 	return d
 }
 
-// Mount is New with an existing directory as the mount point. Leave and Fill need at least one file
-// with content on the disk.
+// Mount is like New, but mounts the disk at the existing directory dir, which becomes Path. Leave
+// and Fill need at least one file with content on the disk.
 func Mount(t testing.TB, dir string) *Disk {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -83,7 +83,7 @@ func (d *Disk) Used() Space {
 	return Space{Blocks: int(st.Blocks - st.Bfree), Inodes: int(st.Files - st.Ffree)}
 }
 
-// Leave leaves only the space free.
+// Leave fills the disk so that only the space free remains, by reducing the size of the disk.
 func (d *Disk) Leave(free Space) {
 	d.Helper()
 	used := d.Used()
@@ -103,7 +103,7 @@ func (d *Disk) Fill() {
 	d.Leave(Space{})
 }
 
-// Free makes the space free that Leave and Fill have taken.
+// Free reverts Leave and Fill: the disk has its original size again.
 func (d *Disk) Free() {
 	d.Helper()
 	if err := unix.Mount("testdisk", d.mountPoint, "tmpfs", unix.MS_REMOUNT, capacity.options()); err != nil {
@@ -111,11 +111,11 @@ func (d *Disk) Free() {
 	}
 }
 
-// FailEach makes each allocation of op fail once: it calls op with no free inode, with one, with two,
-// and so on, until op succeeds, and then the same with free blocks. op is called with the number of
-// the attempt, from 0, and must need new space after a success. After each failure FailEach calls
-// failed with the error, while the disk is still full; failed may be nil. The error must wrap ENOSPC.
-// In the end the disk has free space.
+// FailEach tests that op handles a full disk at every point: it calls op with no free inode, with
+// one, with two, and so on, until op succeeds, and then the same with free blocks. op gets the
+// number of the attempt, from 0, and must need new space after a success. After each failure
+// FailEach calls failed with the error, while the disk is still full; failed may be nil. Errors
+// must wrap ENOSPC. In the end the disk has free space.
 func (d *Disk) FailEach(op func(attempt int) error, failed func(err error)) {
 	d.Helper()
 	const plenty = 1 << 10

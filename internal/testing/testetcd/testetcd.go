@@ -17,7 +17,7 @@ import (
 // startTimeout is the maximum time until a member is ready.
 const startTimeout = time.Minute
 
-// Member is a running member with an in-process client.
+// Member is a running etcd member with a client in the same process.
 type Member struct {
 	// Client is closed by Stop.
 	Client *clientv3.Client
@@ -35,8 +35,8 @@ type Config struct {
 	Fsync bool
 }
 
-// Start runs a member on random ports. The test fails if it is not ready in time. The caller must
-// stop it.
+// Start runs a single-member etcd on random ports. The test fails if it is not ready in time. The
+// caller must stop it.
 func Start(t testing.TB, c Config) *Member {
 	t.Helper()
 	cfg := embed.NewConfig()
@@ -62,8 +62,8 @@ func Start(t testing.TB, c Config) *Member {
 	return &Member{Client: v3client.New(etcd.Server), Server: etcd.Server, etcd: etcd}
 }
 
-// Client returns a client of a new member that is stopped at the end of the test. The member does
-// not sync to disk.
+// Client starts a member that does not sync to disk and is stopped at the end of the test, and
+// returns its client.
 func Client(t testing.TB) *clientv3.Client {
 	t.Helper()
 	m := Start(t, Config{Dir: t.TempDir()})
@@ -71,7 +71,8 @@ func Client(t testing.TB) *clientv3.Client {
 	return m.Client
 }
 
-// Address returns the address for clients in other processes, without TLS.
+// Address returns the host and port at which clients in other processes reach the member, without
+// TLS.
 func (m *Member) Address() string { return m.etcd.Clients[0].Addr().String() }
 
 // Stop closes the client and stops the member. Its data directory remains.

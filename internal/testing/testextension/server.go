@@ -70,7 +70,8 @@ type event struct {
 	Object map[string]any `json:"object"`
 }
 
-// Start starts a server that runs until Close is called.
+// Start starts a server on cfg.Listener that runs until Close is called. It reads which front
+// proxies to trust from the main API server.
 func Start(ctx context.Context, cfg Config) (*Server, error) {
 	s := &Server{cfg: cfg, objects: map[string]map[string]any{}, changed: make(chan struct{})}
 	trust, err := cfg.Kube.CoreV1().ConfigMaps("kube-system").Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
@@ -100,13 +101,13 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// CA returns the CA of the serving certificate.
+// CA returns the CA of the server's certificate, in PEM, for the caBundle of an APIService.
 func (s *Server) CA() []byte { return s.ca }
 
 // Close closes the server and all its connections.
 func (s *Server) Close() error { return s.http.Close() }
 
-// Seen returns the users of all requests for resources.
+// Seen returns the authenticated users of all requests for resources, in the order of the requests.
 func (s *Server) Seen() []authenticationv1.UserInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,7 +181,8 @@ func flunderSchema() map[string]any {
 	}
 }
 
-// authenticate accepts the headers of front proxies, and otherwise reviews the bearer token.
+// authenticate returns the user of a request: from the headers if a trusted front proxy has sent
+// it, and otherwise from a TokenReview of the bearer token. It returns false if there is none.
 func (s *Server) authenticate(req *http.Request) (authenticationv1.UserInfo, bool) {
 	if len(req.TLS.PeerCertificates) > 0 {
 		leaf := req.TLS.PeerCertificates[0]
@@ -298,7 +300,7 @@ func (s *Server) create(w http.ResponseWriter, req *http.Request, namespace stri
 	send(w, http.StatusCreated, obj)
 }
 
-// watch sends all previous and future creations.
+// watch responds with all previous and future creations until the client disconnects.
 func (s *Server) watch(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)

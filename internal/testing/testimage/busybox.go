@@ -16,7 +16,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// Busybox creates an image with the machine's static busybox, links for its applets, and a user.
+// Busybox creates an image with the machine's static busybox (/bin/busybox), links for its applets,
+// and the users root and web. It returns an error if busybox is not installed.
 func Busybox() (v1.Image, error) {
 	program, err := os.ReadFile("/bin/busybox")
 	if err != nil {
@@ -61,7 +62,8 @@ func Busybox() (v1.Image, error) {
 	return mutate.Config(image, v1.Config{Cmd: []string{"sh"}, Env: []string{"PATH=/bin:/usr/bin"}})
 }
 
-// WriteBusybox writes the image to a docker archive with the reference ref.
+// WriteBusybox writes the image of Busybox to file, as a docker archive with the image reference
+// ref.
 func WriteBusybox(file, ref string) error {
 	tag, err := name.NewTag(ref)
 	if err != nil {

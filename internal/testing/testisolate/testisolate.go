@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/testing/leakcheck"
 )
 
-// isolatedEnv is the environment variable that is set in the re-executed test program.
+// isolatedEnv is the environment variable that marks the test program that Main has started in the
+// new namespaces.
 const isolatedEnv = "HYPERKUBE_TEST_APART"
 
 // The namespaces that a package can request.
@@ -24,9 +25,9 @@ const (
 	Network = syscall.CLONE_NEWNET
 )
 
-// Main runs m in new namespaces, checks for leaks with the options, and exits. Call it from TestMain.
-// Only root can create namespaces; for other users, the tests run in the current namespaces, and
-// tests that need root are skipped.
+// Main runs the tests of m in new namespaces, the flags Mounts and Network, checks for leaks with
+// the options, and exits. Call it from TestMain. Only root can create namespaces; for other users,
+// the tests run in the current namespaces, and tests that need root are skipped.
 func Main(m *testing.M, namespaces uintptr, options ...leakcheck.Option) {
 	if os.Geteuid() != 0 {
 		leakcheck.Main(m, options...)
@@ -37,7 +38,7 @@ func Main(m *testing.M, namespaces uintptr, options ...leakcheck.Option) {
 	os.Exit(reexec(namespaces))
 }
 
-// reexec re-executes this program and returns its exit code.
+// reexec runs this program again in new namespaces and returns its exit code.
 func reexec(namespaces uintptr) int {
 	// The child must be killed when this process terminates. Pdeathsig depends on the thread that
 	// started it, so lock this thread.

@@ -12,7 +12,7 @@ import (
 	"hyperkube/internal/testing/testbus"
 )
 
-// Bus is a system bus with logind. Its methods are safe for concurrent use.
+// Bus is a system bus on which logind runs. Its methods are safe for concurrent use.
 type Bus struct {
 	*testbus.Bus
 	wait  sync.WaitGroup
@@ -23,8 +23,9 @@ type Bus struct {
 	reload func() time.Duration
 }
 
-// Listen creates a bus on a socket, to which $DBUS_SYSTEM_BUS_ADDRESS must point. delay is logind's
-// InhibitDelayMaxSec. reload returns its value after logind has reloaded its configuration.
+// Listen creates a bus on a unix socket at path, to which $DBUS_SYSTEM_BUS_ADDRESS must point.
+// delay is logind's InhibitDelayMaxSec. reload returns its new value when a client makes logind
+// reload its configuration. The caller must close the bus.
 func Listen(path string, delay time.Duration, reload func() time.Duration) (*Bus, error) {
 	b := &Bus{locks: make(chan struct{}, 16), delay: delay, reload: reload}
 	var err error
@@ -32,21 +33,23 @@ func Listen(path string, delay time.Duration, reload func() time.Duration) (*Bus
 	return b, err
 }
 
-// Close closes the bus and all connections.
+// Close closes the bus and all connections, and waits until all locks are released.
 func (b *Bus) Close() {
 	b.Bus.Close()
 	b.wait.Wait()
 }
 
-// Released receives a value for each released inhibitor lock.
+// Released returns a channel that receives a value for each inhibitor lock that a client has
+// released.
 func (b *Bus) Released() <-chan struct{} { return b.locks }
 
-// Shutdown notifies all clients that a shutdown begins or was canceled.
+// Shutdown notifies all clients that a shutdown of the machine begins or, if begins is false, was
+// canceled.
 func (b *Bus) Shutdown(begins bool) error {
 	return b.Signal("/org/freedesktop/login1", "org.freedesktop.login1.Manager", "PrepareForShutdown", begins)
 }
 
-// handle handles the calls of clients.
+// handle handles the calls of clients to logind and systemd.
 func (b *Bus) handle(call testbus.Call) (testbus.Reply, error) {
 	switch call.Member {
 	case "Get":

@@ -34,7 +34,8 @@ func unshare() error {
 	return nil
 }
 
-// Namespace is an additional network namespace. A dedicated thread keeps it alive.
+// Namespace is a network namespace in addition to that of the test. A dedicated thread keeps it
+// alive.
 type Namespace struct {
 	thread int
 	do     chan func()
@@ -60,10 +61,11 @@ func New(t *testing.T) *Namespace {
 	return n
 }
 
-// Thread returns the ID of the thread in the namespace, which is needed to move links there.
+// Thread returns the ID of the thread in the namespace, with which netlink identifies the namespace
+// when a link is moved to it.
 func (n *Namespace) Thread() int { return n.thread }
 
-// Path returns the path of the namespace file.
+// Path returns the path of the file in /proc that refers to the namespace.
 func (n *Namespace) Path() string {
 	return fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), n.thread)
 }
@@ -76,7 +78,8 @@ func (n *Namespace) Run(f func()) {
 	<-done
 }
 
-// Serve sends reply(client address) on each connection to l, until l is closed.
+// Serve accepts connections from l until l is closed. It sends reply(address of the client) on each
+// one and closes it.
 func Serve(l net.Listener, reply func(caller string) string) {
 	for {
 		conn, err := l.Accept()

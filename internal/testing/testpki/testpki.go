@@ -12,7 +12,8 @@ import (
 	"hyperkube/internal/credentials/pki"
 )
 
-// ReplaceByExpiring replaces a certificate by one that expires soon.
+// ReplaceByExpiring replaces the file of a certificate by one with the same names and key that ca
+// signs and that expires in ten minutes, so that it is due for renewal.
 func ReplaceByExpiring(t *testing.T, ca *pki.CA, pair *pki.Pair) {
 	t.Helper()
 	template := *pair.Cert

@@ -49,7 +49,7 @@ func Claim() (port int, release func(), err error) {
 	return 0, nil, fmt.Errorf("no free port in %d-%d after %d tries", minPort, maxPort, maxAttempts)
 }
 
-// ClaimAll reserves n ports like Claim. release releases all of them.
+// ClaimAll reserves n ports like Claim and returns them as text. release releases all of them.
 func ClaimAll(n int) (ports []string, release func(), err error) {
 	var releases []func()
 	release = func() {
@@ -83,7 +83,8 @@ func free(port int) bool {
 	return p.Close() == nil
 }
 
-// Port returns a port that is reserved with Claim until the test is finished.
+// Port reserves a port with Claim until the test is finished and returns it. It fails the test if
+// no port is free.
 func Port(t testing.TB) int {
 	t.Helper()
 	port, release, err := Claim()
@@ -94,7 +95,7 @@ func Port(t testing.TB) int {
 	return port
 }
 
-// Address returns 127.0.0.1 with a port from Port.
+// Address returns 127.0.0.1 with a port that is reserved until the test is finished.
 func Address(t testing.TB) string {
 	t.Helper()
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(Port(t)))

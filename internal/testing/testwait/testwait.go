@@ -18,8 +18,9 @@ const (
 	maxInterval = 20 * time.Millisecond
 )
 
-// Until returns when is returns true. After the timeout it fails t with a message that contains
-// what. Call it from the test's goroutine, like t.Fatal.
+// Until calls is repeatedly and returns when it returns true. After the timeout it fails t with a
+// message that contains what, a description of the condition. Call it from the test's goroutine,
+// like t.Fatal.
 func Until(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	Succeed(t, what, func() error {
@@ -32,8 +33,8 @@ func Until(t testing.TB, what string, is func() bool) {
 
 var errNotYet = errors.New("condition not met")
 
-// Succeed returns when f returns nil. After the timeout it fails t with the last error of f. Call
-// it from the test's goroutine, like t.Fatal.
+// Succeed calls f repeatedly and returns when it returns nil. After the timeout it fails t with
+// what and the last error of f. Call it from the test's goroutine, like t.Fatal.
 func Succeed(t testing.TB, what string, f func() error) {
 	t.Helper()
 	pause := minInterval

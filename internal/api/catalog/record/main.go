@@ -67,7 +67,9 @@ func main() {
 	}
 }
 
-// run replays the tables. It reports whether all results are the recorded ones.
+// run replays the tables that names selects, all if it is empty, and prints the results to out. It
+// reports whether all results are the recorded ones; with -rewrite it records them and returns
+// true.
 func run(ctx context.Context, o *options, names []string, out io.Writer) (bool, error) {
 	files, err := tableFiles(o.testdata, names)
 	if err != nil {
@@ -98,8 +100,9 @@ func run(ctx context.Context, o *options, names []string, out io.Writer) (bool, 
 	return sum.different == 0 || o.rewrite, nil
 }
 
-// connect returns the configuration of a client and of the server's etcd, which is nil if unknown. The
-// caller must call the returned function.
+// connect returns the configuration of a client and a client of the server's etcd, which is nil
+// without -etcd. It starts a server unless -kubeconfig names a running one. The caller must call
+// the returned function at the end.
 func connect(ctx context.Context, o *options) (*rest.Config, *clientv3.Client, func(), error) {
 	if o.kubeconfig == "" {
 		return startServer(ctx, strings.Fields(o.serverArgs), o.log)
@@ -165,22 +168,25 @@ func allBases(dir string) (map[string][]json.RawMessage, error) {
 	return bases, nil
 }
 
-// count contains the numbers of cases by outcome.
+// count contains the numbers of replayed cases by outcome: the result equals the recorded one,
+// differs from it, or the server cannot replay the case.
 type count struct{ equal, different, notReplayable int }
 
+// add adds the numbers of d, which are those of another table, to c.
 func (c *count) add(d count) {
 	c.equal += d.equal
 	c.different += d.different
 	c.notReplayable += d.notReplayable
 }
 
-// String implements fmt.Stringer.
+// String returns the numbers in the form in which the command prints them.
 func (c count) String() string {
 	return fmt.Sprintf("%d equal, %d different, %d not replayable", c.equal, c.different, c.notReplayable)
 }
 
-// replayFile replays the cases of a table, prints the outcome, and rewrites the file if requested. Cases
-// that are not replayable keep their recorded results.
+// replayFile replays the cases of the table in the file name, prints the outcome to out, and with
+// -rewrite records the results in the file. Cases that are not replayable keep their recorded
+// results.
 func replayFile(ctx context.Context, r *replayer, o *options, name string, out io.Writer) (count, error) {
 	var n count
 	tab, err := readTable(name)

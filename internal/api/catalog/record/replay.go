@@ -25,17 +25,20 @@ import (
 // defaultNamespace is the namespace of objects without one.
 const defaultNamespace = "default"
 
-// maxConflicts is the number of attempts of an update that conflicts with the server's own controllers. They react
-// to every stored CustomResourceDefinition, for example.
+// maxConflicts is the maximum number of attempts of an update. An attempt fails with a conflict if
+// a controller of the server has written the object in between, as they do for every stored
+// CustomResourceDefinition.
 const maxConflicts = 50
 
-// testUID is the UID of stored objects.
+// testUID is the UID of the objects that the replayer stores, and replaces the random UIDs in
+// responses, so that results are the same in each run.
 const testUID = "00000000-0000-4000-8000-000000000000"
 
-// notReplayable is why a server cannot replay a case.
+// notReplayable is the error for a case that cannot be replayed against this server. Its text is
+// the reason.
 type notReplayable string
 
-// Error implements error.
+// Error returns the reason.
 func (e notReplayable) Error() string { return string(e) }
 
 // replayer sends requests to an API server.
@@ -48,6 +51,9 @@ type replayer struct {
 	bases map[string][]json.RawMessage
 }
 
+// newReplayer returns a replayer for the server in config. etcd is a client of the server's etcd,
+// or nil; then objects are stored through the API. bases are the base objects of all tables, by
+// apiVersion and kind.
 func newReplayer(config *rest.Config, etcd *clientv3.Client, bases map[string][]json.RawMessage) (*replayer, error) {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
@@ -60,14 +66,15 @@ func newReplayer(config *rest.Config, etcd *clientv3.Client, bases map[string][]
 	return &replayer{http: client, host: strings.TrimSuffix(config.Host, "/"), discovery: d, etcd: etcd, bases: bases}, nil
 }
 
-// response is the response to a request.
+// response is the server's response to a request. Its body contains testUID instead of random UIDs.
 type response struct {
 	code     int
 	body     []byte
 	warnings []string
 }
 
-// send sends a request.
+// send sends a request and returns the response, of any status code. body is JSON or nil, and
+// accept is the Accept header. The error is one of the connection.
 func (r *replayer) send(ctx context.Context, method, path string, body []byte, accept string) (*response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, r.host+path, bytes.NewReader(body))
 	if err != nil {
@@ -94,8 +101,9 @@ func (r *replayer) send(ctx context.Context, method, path string, body []byte, a
 	return out, nil
 }
 
-// result returns the result of a create or update request. Errors other than those of validation cannot
-// be in a table.
+// result returns what a table records of the response to a create or update request for the object
+// sent: the validation errors, or the changes of the stored object and the warnings. For other
+// errors, which cannot be recorded, it returns a notReplayable.
 func (resp *response) result(tab *table, sent json.RawMessage) (result, error) {
 	if resp.code < 300 {
 		becomes, err := tab.mergePatch(sent, resp.body)
@@ -117,7 +125,8 @@ func (resp *response) result(tab *table, sent json.RawMessage) (result, error) {
 
 var anyUID = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}`)
 
-// maskUIDs replaces the random UIDs that the server has generated, which are those that were not sent.
+// maskUIDs replaces the random UIDs that the server has generated with testUID. UIDs that occur in
+// sent, the request body, are kept.
 func maskUIDs(body, sent []byte) []byte {
 	return anyUID.ReplaceAllFunc(body, func(uid []byte) []byte {
 		if bytes.Contains(sent, uid) {
@@ -127,8 +136,8 @@ func maskUIDs(body, sent []byte) []byte {
 	})
 }
 
-// withoutManagedFields removes the managed fields from the JSON of an object in an error. They are not set
-// by the kind's rules.
+// withoutManagedFields removes the managed fields from the JSON of an object in an error message,
+// because they contain times and do not depend on the kind's rules.
 func withoutManagedFields(text string) string {
 	const name = `,"managedFields":`
 	at := strings.Index(text, name)
@@ -144,7 +153,7 @@ func withoutManagedFields(text string) string {
 	return text[:at] + text[at+len(name)+len(fields):]
 }
 
-// target is the resource of a table.
+// target replays the cases of one table, whose objects all belong to one resource of the server.
 type target struct {
 	*replayer
 	tab        *table
@@ -155,7 +164,9 @@ type target struct {
 	etcdPrefix string
 }
 
-// start prepares the replay of a table.
+// start prepares the replay of a table: it finds the resource of the table's objects in discovery
+// and, if an etcd client is set, the resource's key prefix. It returns an error if the server does
+// not serve the kind.
 func (r *replayer) start(ctx context.Context, tab *table) (*target, error) {
 	var m metav1.TypeMeta
 	if err := json.Unmarshal(tab.Base, &m); err != nil {
@@ -177,8 +188,9 @@ func (r *replayer) start(ctx context.Context, tab *table) (*target, error) {
 	return t, t.findPrefix(ctx)
 }
 
-// findPrefix creates an object of the table, or of another table of the kind, and finds it in etcd by its
-// revision. If no object can be created, the prefix stays empty.
+// findPrefix sets etcdPrefix. It creates an object of this table, or of another table of the same
+// kind, finds the key of the object in etcd by its name and revision, and deletes it. If the server
+// accepts none of the objects, etcdPrefix stays empty. Without an etcd client it does nothing.
 func (t *target) findPrefix(ctx context.Context) error {
 	if t.etcd == nil {
 		return nil
@@ -230,7 +242,7 @@ func (t *target) findPrefix(ctx context.Context) error {
 	return nil
 }
 
-// nameOf returns the metadata of an object.
+// nameOf returns the namespace, name and resource version of an object in JSON.
 func nameOf(object json.RawMessage) (metav1.ObjectMeta, error) {
 	var m struct {
 		Metadata struct{ Namespace, Name, ResourceVersion string }
@@ -250,7 +262,8 @@ func (t *target) key(namespace, name string) string {
 	return namespace + "/" + name
 }
 
-// collection returns the path of the resource.
+// collection returns the URL path of the resource's objects in a namespace; "" means the default
+// namespace. The namespace is ignored for cluster-scoped resources.
 func (t *target) collection(namespace string) string {
 	root := "/apis/" + t.apiVersion
 	if !strings.Contains(t.apiVersion, "/") {
@@ -265,8 +278,9 @@ func (t *target) collection(namespace string) string {
 	return path.Join(root, "namespaces", namespace, t.resource.Name)
 }
 
-// remove deletes an object. It first deletes it through the API, so that the server releases what it
-// allocated, and then its key, because finalizers may keep it.
+// remove deletes an object. It first deletes the object through the API, so that the server
+// releases what it allocated for it. Finalizers may keep the object, so remove then deletes its key
+// in etcd or, without etcd, clears its finalizers.
 func (t *target) remove(ctx context.Context, namespace, name string) error {
 	if name == "" {
 		return nil
@@ -298,7 +312,8 @@ func (t *target) remove(ctx context.Context, namespace, name string) error {
 	return err
 }
 
-// replay returns the result of a case. The error is a notReplayable if a server cannot replay it.
+// replay sends the request of a case to the server and returns the result. The error is a
+// notReplayable if the server cannot replay the case.
 func (t *target) replay(ctx context.Context, c *tableCase) (result, error) {
 	switch {
 	case c.Create != nil:
@@ -384,7 +399,8 @@ var recordedAt = time.Date(2026, time.November, 21, 19, 0, 0, 0, time.UTC)
 
 var anyTime = regexp.MustCompile(`"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z"`)
 
-// shiftTimes adds d to all timestamps of an object.
+// shiftTimes adds d to all timestamps in the JSON of an object, so that ages in table rows are the
+// recorded ones.
 func shiftTimes(object json.RawMessage, d time.Duration) (json.RawMessage, error) {
 	const seconds = "2006-01-02T15:04:05"
 	var failed error
@@ -397,7 +413,8 @@ func shiftTimes(object json.RawMessage, d time.Duration) (json.RawMessage, error
 	return out, failed
 }
 
-// row returns the table row of a stored object.
+// row stores the object of a case, requests it as a table, and returns the cells of its row.
+// Without etcd the case is not replayable.
 func (t *target) row(ctx context.Context, c *tableCase) (result, error) {
 	stored, err := variant(t.tab.Base, c.Row)
 	if err != nil {
@@ -434,9 +451,10 @@ func (t *target) row(ctx context.Context, c *tableCase) (result, error) {
 	return got, nil
 }
 
-// store stores an object and returns its resource version. With etcd, every object can be stored, as if
-// an earlier version of the server had accepted it. Through the API, the server must accept it. created
-// sets a creation time and a UID.
+// store stores an object before a request of a case and returns its resource version. It writes any
+// object to etcd, as if an earlier version of the server had accepted it. Without etcd it uses the
+// API, and the server must accept the object. If created is set, the stored object gets a creation
+// time and a UID.
 func (t *target) store(ctx context.Context, object json.RawMessage, created bool) (string, error) {
 	o, err := nameOf(object)
 	if err != nil {
@@ -474,7 +492,9 @@ func (t *target) store(ctx context.Context, object json.RawMessage, created bool
 	return strconv.FormatInt(put.Header.Revision, 10), nil
 }
 
-// storeByAPI creates an object, and then writes its status.
+// storeByAPI creates an object and then writes its status, if the resource has one. o is the
+// object's metadata. The case is not replayable if the server rejects the object or stores it in
+// another form.
 func (t *target) storeByAPI(ctx context.Context, object json.RawMessage, o *metav1.ObjectMeta) (string, error) {
 	resp, err := t.send(ctx, http.MethodPost, t.collection(o.Namespace), object, "application/json")
 	if err != nil {
@@ -509,7 +529,7 @@ func (t *target) storeByAPI(ctx context.Context, object json.RawMessage, o *meta
 	return is.ResourceVersion, nil
 }
 
-// withRevision sets the resource version of an object that has none.
+// withRevision returns object with the resource version revision, unless it already has one.
 func withRevision(object json.RawMessage, revision string) (json.RawMessage, error) {
 	var m map[string]any
 	if err := json.Unmarshal(object, &m); err != nil {
@@ -525,7 +545,8 @@ func withRevision(object json.RawMessage, revision string) (json.RawMessage, err
 	return json.Marshal(m)
 }
 
-// subset reports whether have contains all members of want. Empty members are equivalent to missing ones.
+// subset reports whether the object have contains all fields of the object want. Empty fields are
+// equivalent to missing ones.
 func subset(want, have json.RawMessage) (bool, error) {
 	var a, b any
 	if err := json.Unmarshal(want, &a); err != nil {

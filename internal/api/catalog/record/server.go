@@ -25,9 +25,11 @@ import (
 // startTimeout is the time after which a server that is not ready has failed.
 const startTimeout = time.Minute
 
-// startServer starts upstream's kube-apiserver and etcd in this process. The tables record the rules of
-// kinds, so all admission plugins are disabled. The client authenticates as the user of the tables. Both
-// servers run until the process exits; the returned function removes their files.
+// startServer starts upstream's kube-apiserver and etcd in this process. All admission plugins are
+// disabled, because the tables record only the rules of kinds. args are additional flags of the
+// kube-apiserver; log is the file for its log. startServer returns the configuration of an
+// administrator's client and a client of the etcd. Both servers run until the process exits; the
+// caller must call the returned function, which removes their files.
 func startServer(ctx context.Context, args []string, log string) (*rest.Config, *clientv3.Client, func(), error) {
 	dir, err := os.MkdirTemp("", "record-")
 	if err != nil {
@@ -42,7 +44,8 @@ func startServer(ctx context.Context, args []string, log string) (*rest.Config, 
 	return config, etcd, remove, nil
 }
 
-// startIn is startServer with a directory for the servers' files.
+// startIn starts the servers of startServer with dir as the directory of their files. It returns
+// once the kube-apiserver is ready.
 func startIn(ctx context.Context, dir string, args []string, log string) (*rest.Config, *clientv3.Client, error) {
 	etcdURL, err := startEtcd(dir)
 	if err != nil {
@@ -107,7 +110,8 @@ func startIn(ctx context.Context, dir string, args []string, log string) (*rest.
 	return config, etcd, nil
 }
 
-// startEtcd starts an etcd member and returns its client URL.
+// startEtcd starts an etcd member with its data below dir, waits until it is ready, and returns its
+// client URL.
 func startEtcd(dir string) (string, error) {
 	c := embed.NewConfig()
 	c.Dir = filepath.Join(dir, "etcd")
@@ -144,7 +148,8 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// waitReady waits until the server is ready. failed receives the error of a server that exits.
+// waitReady waits until the kube-apiserver in config responds to /readyz, for at most startTimeout.
+// failed receives the error of a server that exits; waitReady then returns this error.
 func waitReady(ctx context.Context, config *rest.Config, failed <-chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()

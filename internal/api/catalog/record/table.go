@@ -57,7 +57,8 @@ type tableCase struct {
 	Cells map[string]any `json:"cells,omitempty"`
 }
 
-// result is the result of a case.
+// result is what a server returned for a case. Its fields are those of tableCase with the same
+// names.
 type result struct {
 	errors, warnings []string
 	becomes          json.RawMessage
@@ -107,8 +108,9 @@ func sameJSON(a, b json.RawMessage) bool {
 	return len(x) == 0 && len(y) == 0 || reflect.DeepEqual(x, y)
 }
 
-// rewritten returns the text of a table's file with the cases in changed replaced. The others keep their
-// text, which may have been edited manually.
+// rewritten returns the text of a table's file after the cases whose indexes are in changed were
+// updated. old is the present text. Other cases keep their text, which may have been edited
+// manually.
 func (tab *table) rewritten(old []byte, changed map[int]bool) []byte {
 	head, blocks := split(old)
 	if len(blocks) != len(tab.Cases) {
@@ -125,7 +127,8 @@ func (tab *table) rewritten(old []byte, changed map[int]bool) []byte {
 	return out
 }
 
-// split splits the text of a table into the part before the cases, and the cases.
+// split splits the text of a table's file into the part before the first case, and the text of each
+// case.
 func split(text []byte) (head []byte, cases [][]byte) {
 	inCases := false
 	for line := range bytes.Lines(text) {
@@ -208,7 +211,8 @@ func (tab *table) text() []byte {
 	return b.Bytes()
 }
 
-// variant returns base with patch applied.
+// variant returns the object base with a patch of a case applied: a merge patch, or a list of JSON
+// patch operations. An empty patch returns base.
 func variant(base, patch json.RawMessage) (json.RawMessage, error) {
 	patch, err := expand(patch)
 	if err != nil {
@@ -351,7 +355,8 @@ func removePath(v any, path []string) {
 	}
 }
 
-// dropEmpty removes members that are null or empty, which are equivalent to missing ones.
+// dropEmpty removes members that are null or empty, which are equivalent to missing ones, at all
+// levels of v. It reports whether v itself is empty.
 func dropEmpty(v any) bool {
 	switch v := v.(type) {
 	case nil:
@@ -372,7 +377,8 @@ func dropEmpty(v any) bool {
 	return false
 }
 
-// maskTimes replaces all timestamps that the server has set now with a constant.
+// maskTimes replaces all timestamps within an hour of now, which the server has just set, with
+// "now", so that results do not depend on the time.
 func maskTimes(v any) {
 	each := func(v any, set func(any)) {
 		if s, ok := v.(string); ok && len(s) > 19 && s[10] == 'T' {

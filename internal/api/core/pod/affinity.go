@@ -95,8 +95,9 @@ func checkLabelKeys(e *validate.Errors, keys []string, selector *metav1.LabelSel
 	}
 }
 
-// checkMergedKeys rejects keys in matchLabelKeys that the selector already contained before they
-// were merged into it; such keys occur twice.
+// checkMergedKeys rejects keys in matchLabelKeys that are also in the label selector s at the path
+// at. Creation has already merged matchLabelKeys into s, so a key that the client specified in both
+// places occurs twice in s.
 func checkMergedKeys(e *validate.Errors, keys []string, s *metav1.LabelSelector, at *field.Path) {
 	if s == nil || len(keys) == 0 {
 		return
@@ -156,7 +157,8 @@ func (c *checker) checkSpreadConstraints(path *field.Path) {
 	}
 }
 
-// checkSpreadKeys rejects keys of a template that the selector already contains.
+// checkSpreadKeys validates matchLabelKeys of a topology spread constraint in a pod template. They
+// are not merged into the selector there, so a key must not be in the selector.
 func checkSpreadKeys(e *validate.Errors, t *corev1.TopologySpreadConstraint, path *field.Path) {
 	if len(t.MatchLabelKeys) > 0 && t.LabelSelector == nil {
 		e.Forbidden(path, "must not be specified when labelSelector is not set")
@@ -173,7 +175,8 @@ func checkSpreadKeys(e *validate.Errors, t *corev1.TopologySpreadConstraint, pat
 	}
 }
 
-// Tolerations validates the tolerations of pods and runtime classes.
+// Tolerations validates the list of tolerations at path, in the spec of a pod or the scheduling of
+// a RuntimeClass.
 func Tolerations(e *validate.Errors, tolerations []corev1.Toleration, path *field.Path) {
 	for i := range tolerations {
 		t, at := &tolerations[i], path.Index(i)
@@ -210,7 +213,7 @@ func Tolerations(e *validate.Errors, tolerations []corev1.Toleration, path *fiel
 	}
 }
 
-// TaintEffect validates the effect of a taint.
+// TaintEffect validates the effect of a node's taint or of a toleration.
 func TaintEffect(e *validate.Errors, effect corev1.TaintEffect, at *field.Path) {
 	validate.OneOf(e, at, effect, corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)
 }

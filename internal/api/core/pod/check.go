@@ -44,8 +44,8 @@ func newChecker(spec *corev1.PodSpec, isPod bool, podName string) *checker {
 	return c
 }
 
-// eachContainer calls visit for the init, regular and ephemeral containers, in this order, with
-// their paths. If path is nil, the paths are nil.
+// eachContainer calls visit for the init, regular and ephemeral containers of a pod, in this order,
+// with the field path of each. path is the path of spec; if it is nil, visit gets nil paths.
 func eachContainer(spec *corev1.PodSpec, path *field.Path, visit func(*corev1.Container, *field.Path)) {
 	at := func(list string, i int) *field.Path {
 		if path == nil {

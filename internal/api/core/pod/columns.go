@@ -42,7 +42,8 @@ func row(p *corev1.Pod) []any {
 	}
 }
 
-// rowConditions returns the table row condition of terminated pods, which clients can hide.
+// rowConditions returns the condition Completed for the table row of a pod in a terminal phase,
+// with which clients can hide the row, and nil for other pods.
 func rowConditions(p *corev1.Pod) []metav1.TableRowCondition {
 	ended := metav1.TableRowCondition{Type: metav1.RowCompleted, Status: metav1.ConditionTrue, Reason: string(p.Status.Phase)}
 	switch p.Status.Phase {
@@ -76,7 +77,8 @@ func readinessGates(p *corev1.Pod) string {
 	return fmt.Sprintf("%d/%d", met, len(p.Spec.ReadinessGates))
 }
 
-// isTrue reports whether the first condition of type t is true.
+// isTrue reports whether the pod's first condition of type t is true. It returns false if there is
+// none.
 func isTrue(p *corev1.Pod, t corev1.PodConditionType) bool {
 	for i := range p.Status.Conditions {
 		if p.Status.Conditions[i].Type == t {
@@ -86,7 +88,8 @@ func isTrue(p *corev1.Pod, t corev1.PodConditionType) bool {
 	return false
 }
 
-// summary is the summary of a pod in kubectl's table.
+// summary contains what kubectl's table shows for a pod: the numbers of ready and of all
+// containers, the status, and the restarts.
 type summary struct {
 	ready, containers int
 	status            string
@@ -94,7 +97,8 @@ type summary struct {
 	lastRestart       metav1.Time
 }
 
-// addRestarts adds the restarts of one container.
+// addRestarts adds the restarts of one container to s, and updates the time of the pod's last
+// restart.
 func (s *summary) addRestarts(c *corev1.ContainerStatus) {
 	s.restarts += int(c.RestartCount)
 	if t := c.LastTerminationState.Terminated; t != nil && s.lastRestart.Before(&t.FinishedAt) {
@@ -133,8 +137,9 @@ func summarize(p *corev1.Pod) summary {
 	return s
 }
 
-// initContainers summarizes the init containers up to the first one that has not completed. It
-// returns the restarts of the sidecars among them.
+// initContainers adds the init containers up to the first one that has not completed to s, and sets
+// the status from that one. It reports whether there is such a container, and returns a summary
+// with the restarts of the sidecars only.
 func (s *summary) initContainers(p *corev1.Pod) (sidecars summary, initializing bool) {
 	for i := range p.Status.InitContainerStatuses {
 		c := &p.Status.InitContainerStatuses[i]
@@ -169,7 +174,8 @@ func (s *summary) initContainers(p *corev1.Pod) (sidecars summary, initializing 
 	return sidecars, false
 }
 
-// terminationReason returns the reason for the termination of a container.
+// terminationReason returns the status to show for a terminated container: the reason that the
+// runtime reports, or else the signal or exit code.
 func terminationReason(t *corev1.ContainerStateTerminated) string {
 	switch {
 	case t.Reason != "":
@@ -180,8 +186,9 @@ func terminationReason(t *corev1.ContainerStateTerminated) string {
 	return fmt.Sprintf("ExitCode:%d", t.ExitCode)
 }
 
-// mainContainers summarizes the regular containers. The status is that of the first container that
-// is waiting or terminated.
+// mainContainers adds the regular containers to s. The status becomes that of the first container
+// that is waiting with a reason or has terminated. If containers have completed while others run,
+// it is Running or, if the pod is not ready, NotReady.
 func (s *summary) mainContainers(p *corev1.Pod) {
 	running := false
 	for i := len(p.Status.ContainerStatuses) - 1; i >= 0; i-- {

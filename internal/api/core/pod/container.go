@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// checkContainers validates the regular containers.
+// checkContainers validates the regular containers at path, of which there must be at least one.
 func (c *checker) checkContainers(path *field.Path) {
 	if len(c.spec.Containers) == 0 {
 		c.Required(path, "")
@@ -143,8 +143,8 @@ func (c *checker) checkContainer(ctr *corev1.Container, at *field.Path) {
 	}
 }
 
-// checkImageSpace rejects whitespace around the image name. It is not called for templates, in
-// which whitespace has always been allowed.
+// checkImageSpace rejects whitespace around the image name of a pod's container. It is not called
+// for pod templates, because they have always accepted such whitespace.
 func checkImageSpace(e *validate.Errors, ctr *corev1.Container, at *field.Path) {
 	if strings.TrimSpace(ctr.Image) != ctr.Image {
 		e.Invalid(at.Child("image"), ctr.Image, "must not have leading or trailing whitespace")
@@ -177,7 +177,8 @@ func checkPorts(e *validate.Errors, ports []corev1.ContainerPort, path *field.Pa
 	}
 }
 
-// checkHostPorts rejects duplicate host ports.
+// checkHostPorts rejects host ports that two of the containers at path use with the same protocol
+// and host IP.
 func checkHostPorts(e *validate.Errors, containers []corev1.Container, path *field.Path) {
 	var taken map[string]bool
 	for i := range containers {

@@ -11,9 +11,10 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// Default sets the defaults of a pod.
+// Default sets the defaults of a pod: those of all pod specs, and those that pod templates do not
+// have, such as requests from limits and host ports of pods in the host network.
 func Default(p *corev1.Pod) {
-	// Templates may still contain a negative value; their pods get this one.
+	// Stored templates may contain a negative grace period. Their pods get a period of one second.
 	if grace := p.Spec.TerminationGracePeriodSeconds; grace != nil && *grace < 0 {
 		p.Spec.TerminationGracePeriodSeconds = new(int64(1))
 	}
@@ -56,8 +57,8 @@ func requestsFromLimits(r *corev1.ResourceRequirements) {
 	fillFrom(r.Requests, r.Limits, nil)
 }
 
-// fillFrom copies entries from from that list lacks, for resources that may accepts. A nil may
-// accepts all.
+// fillFrom copies the quantities of resources that list lacks from the list from. It only copies
+// resources for which may returns true; a nil may means all.
 func fillFrom(list, from corev1.ResourceList, may func(corev1.ResourceName) bool) {
 	for name, q := range from {
 		if _, ok := list[name]; !ok && (may == nil || may(name)) {
@@ -110,7 +111,8 @@ func defaultPodResources(p *corev1.Pod) {
 	}
 }
 
-// allLimited reports whether every container of a pod has a limit for the resource.
+// allLimited reports whether every regular and init container of a pod has a limit for the resource
+// name.
 func allLimited(spec *corev1.PodSpec, name corev1.ResourceName) bool {
 	lacks := func(c corev1.Container) bool {
 		_, ok := c.Resources.Limits[name]
@@ -119,7 +121,8 @@ func allLimited(spec *corev1.PodSpec, name corev1.ResourceName) bool {
 	return !slices.ContainsFunc(spec.Containers, lacks) && !slices.ContainsFunc(spec.InitContainers, lacks)
 }
 
-// keepPodResources keeps the pod-level resources if an old client has omitted them.
+// keepPodResources copies the stored pod-level resources to an updated pod without any, because
+// clients that do not support them omit them.
 func keepPodResources(p, old *corev1.Pod) {
 	if p.Spec.Resources == nil && old.Spec.Resources != nil {
 		p.Spec.Resources = old.Spec.Resources.DeepCopy()

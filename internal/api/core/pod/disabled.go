@@ -23,8 +23,9 @@ func DropDisabled(spec, old *corev1.PodSpec) {
 	}
 }
 
-// disabled contains a function per disabled feature. It reports whether a spec uses the feature,
-// and clears its fields if drop is set.
+// disabled contains a function for each disabled feature, whose feature gate is named in the
+// comment. The function reports whether spec uses a field of the feature, and clears these fields
+// if drop is set.
 var disabled = []func(spec *corev1.PodSpec, drop bool) bool{
 	// EmptyDirVolumeMode
 	func(spec *corev1.PodSpec, drop bool) (used bool) {
@@ -87,7 +88,7 @@ var disabled = []func(spec *corev1.PodSpec, drop bool) bool{
 	},
 }
 
-// clearField reports whether a field was set, and clears it if drop is set.
+// clearField reports whether the pointer field f is set, and sets it to nil if drop is set.
 func clearField[T any](f **T, drop bool) bool {
 	set := *f != nil
 	if drop {
@@ -106,7 +107,7 @@ func eachProbe(spec *corev1.PodSpec, visit func(*corev1.Probe)) {
 	})
 }
 
-// fileUsers returns the fields that specify the owners of files in volumes.
+// fileUsers returns pointers to the fields of spec that specify the owners of files in volumes.
 func fileUsers(spec *corev1.PodSpec) (users []**int64) {
 	keys := func(items []corev1.KeyToPath) {
 		for i := range items {

@@ -23,7 +23,7 @@ var (
 	volumeFieldPaths = []string{
 		"metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid",
 	}
-	// otherFieldPaths are valid fields that cannot be used.
+	// otherFieldPaths are valid field labels of a pod that neither variables nor volumes can use.
 	otherFieldPaths = []string{"spec.host", "spec.restartPolicy", "spec.schedulerName", "status.phase"}
 
 	resourceFields = []string{
@@ -107,8 +107,8 @@ func checkFileKeyRef(e *validate.Errors, ref *corev1.FileKeySelector, at *field.
 	}
 }
 
-// checkFileKeyVolumes checks that environment variables are only read from files in emptyDir
-// volumes.
+// checkFileKeyVolumes checks that environment variables that are read from files refer to an
+// emptyDir volume of the pod.
 func checkFileKeyVolumes(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	eachContainer(spec, path, func(ctr *corev1.Container, at *field.Path) {
 		for i, v := range ctr.Env {
@@ -133,7 +133,8 @@ func checkFileKeyVolumes(e *validate.Errors, spec *corev1.PodSpec, path *field.P
 	})
 }
 
-// subscript splits a field path such as metadata.labels['app'].
+// subscript splits a field path with a subscript, such as metadata.labels['app'], into the path
+// before the brackets and the key. For other paths it returns path, "" and false.
 func subscript(path string) (string, string, bool) {
 	rest, ok := strings.CutSuffix(path, "']")
 	if !ok {

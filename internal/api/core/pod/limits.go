@@ -7,8 +7,9 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// Limits validates a resource list like the limits of a container. at is the path of the
-// container's resources.
+// Limits validates a resource list with the rules for the limits of a container, for example the
+// overhead of a RuntimeClass. at is the path of a resources field; errors are reported below its
+// child limits.
 func Limits(e *validate.Errors, list corev1.ResourceList, at *field.Path) {
 	checkRequirements(e, &corev1.ResourceRequirements{Limits: list}, validate.ContainerResourceName, at)
 }

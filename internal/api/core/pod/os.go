@@ -11,7 +11,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkOS rejects fields of the other operating system if the pod specifies its operating system.
+// checkOS validates spec.os and rejects fields that only the other operating system supports. Pods
+// that do not specify an operating system may use both.
 func checkOS(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	if spec.OS == nil {
 		return
@@ -81,8 +82,8 @@ func checkWindows(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	})
 }
 
-// checkHostProcess checks that either all or none of the containers of a Windows pod are
-// HostProcess containers.
+// checkHostProcess checks that either all or none of the containers of a pod are Windows
+// HostProcess containers, and that the pod then uses the host network.
 func checkHostProcess(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	var pod *bool
 	if sc := spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {

@@ -7,7 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// volumeFile is a file in a volume. of is its source, or empty if the volume has only one source.
+// volumeFile is the path of a file in a volume. of describes the source of the file for warnings,
+// such as ConfigMap "a"; it is empty if the volume has only one source.
 type volumeFile struct{ path, of string }
 
 func (p volumeFile) String() string {
@@ -17,7 +18,8 @@ func (p volumeFile) String() string {
 	return fmt.Sprintf("%q (%s)", p.path, p.of)
 }
 
-// overlaps warns about files that hide other files in the same volume.
+// overlaps warns about files that have the same path as another file in the same volume or are
+// below it, so that one hides the other. It also warns about empty sources of projected volumes.
 func (w *warner) overlaps() {
 	for i := range w.spec.Volumes {
 		v := &w.spec.Volumes[i]

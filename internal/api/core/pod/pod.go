@@ -19,7 +19,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Kind returns the kind Pod.
+// Kind returns the definition of the kind Pod, which package core registers.
 func Kind() api.Kind[*corev1.Pod] {
 	return api.Kind[*corev1.Pod]{
 		Names: api.Names{

@@ -58,7 +58,8 @@ func checkHook(e *validate.Errors, spec *corev1.PodSpec, h *corev1.LifecycleHand
 	checkHandler(e, spec, handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}, at)
 }
 
-// handler is the handler of a probe or hook.
+// handler contains the handler of a probe or lifecycle hook. Exactly one field should be set;
+// checkHandler validates this.
 type handler struct {
 	exec  *corev1.ExecAction
 	http  *corev1.HTTPGetAction
@@ -67,8 +68,8 @@ type handler struct {
 	sleep *corev1.SleepAction
 }
 
-// checkHandler checks that exactly one handler is set. If several are set, it validates the first
-// one in this order.
+// checkHandler checks that exactly one field of h is set, and validates that handler. If several
+// are set, it validates the first one in the order of the fields and rejects the others.
 func checkHandler(e *validate.Errors, spec *corev1.PodSpec, h handler, at *field.Path) {
 	types := 0
 	is := func(set bool, name string) bool {
@@ -139,7 +140,8 @@ func checkStopSignal(e *validate.Errors, spec *corev1.PodSpec, s corev1.Signal, 
 	}
 }
 
-// linuxSignals returns the names of all Linux signals.
+// linuxSignals returns the names of the signals that Linux containers may use as stop signal, in
+// the order of upstream's error message.
 func linuxSignals() []corev1.Signal {
 	signals := []corev1.Signal{
 		corev1.SIGABRT, corev1.SIGALRM, corev1.SIGBUS, corev1.SIGCHLD, corev1.SIGCLD, corev1.SIGCONT, corev1.SIGFPE,

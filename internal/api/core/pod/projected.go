@@ -17,7 +17,8 @@ import (
 func checkProjected(e *validate.Errors, v *corev1.ProjectedVolumeSource, at *field.Path) {
 	e.FileMode(at.Child("defaultMode"), v.DefaultMode)
 	var paths map[string]bool
-	// claim reserves a path. value is the value of the error if the path is taken.
+	// claim reserves a path in the volume. If another source has already reserved it, claim adds an
+	// error for value.
 	claim := func(path, value string) {
 		if path == "" {
 			return

@@ -10,8 +10,9 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// keepResize reverts all changes except those of resources and resize policies. If containers were
-// added, removed or renamed, it does nothing, and validation rejects the update.
+// keepResize reverts all changes to the spec in a resize request, except those of resources and
+// resize policies. If containers were added, removed, renamed or reordered, it does nothing, and
+// validation rejects the request.
 func keepResize(p, old *corev1.Pod) {
 	if !sameNames(p.Spec.Containers, old.Spec.Containers) || !sameNames(p.Spec.InitContainers, old.Spec.InitContainers) {
 		return
@@ -41,7 +42,9 @@ func sameNames(a, b []corev1.Container) bool {
 	return true
 }
 
-// validateResize validates new resources of a running pod (KEP-1287).
+// validateResize validates a resize request, which changes the CPU and memory of a pod's containers
+// or the pod-level resources (KEP-1287). The QoS class must not change, and static and Windows pods
+// cannot be resized.
 func validateResize(p, old *corev1.Pod) field.ErrorList {
 	whole := field.NewPath("")
 	if _, static := old.Annotations[corev1.MirrorPodAnnotationKey]; static {
@@ -102,8 +105,10 @@ func hasResources(r *corev1.ResourceRequirements) bool {
 	return r != nil && len(r.Requests)+len(r.Limits) > 0
 }
 
-// validatePodLevelResize validates new pod-level resources, which may be added to a pod without any, and
-// resets them in spec to the old value. (KEP-5419)
+// validatePodLevelResize validates the pod-level resources in spec, the spec of a resize request.
+// was contains the stored ones. A request may add them to a pod without any, but not remove them.
+// The function then sets spec.Resources to was, so that the caller can compare the rest of the
+// spec. (KEP-5419)
 func validatePodLevelResize(spec *corev1.PodSpec, was *corev1.ResourceRequirements, path *field.Path) field.ErrorList {
 	is, at := spec.Resources, path.Child("resources")
 	spec.Resources = was
@@ -123,7 +128,8 @@ func validatePodLevelResize(spec *corev1.PodSpec, was *corev1.ResourceRequiremen
 	return errs
 }
 
-// validateSameContainers returns errors for containers in list that were added, removed, renamed or reordered.
+// validateSameContainers returns errors for containers that a resize request has added, removed,
+// renamed or reordered. list is the name of the field below path, such as "initContainers".
 func validateSameContainers(path *field.Path, list string, is, was []corev1.Container) field.ErrorList {
 	path = path.Child(list)
 	if len(is) != len(was) {
@@ -138,8 +144,8 @@ func validateSameContainers(path *field.Path, list string, is, was []corev1.Cont
 	return errs
 }
 
-// nodeCanResize reports whether the kubelet supports resizing: it then reports the resources of
-// running containers.
+// nodeCanResize reports whether the pod's kubelet supports resizing. Such a kubelet reports the
+// resources of running containers in the status. It returns true if no container is running.
 func nodeCanResize(p *corev1.Pod) bool {
 	for i := range p.Status.ContainerStatuses {
 		if s := &p.Status.ContainerStatuses[i]; s.State.Running != nil {
@@ -153,8 +159,8 @@ func removedResources(is, was *corev1.ResourceRequirements, at *field.Path) fiel
 	return validateNotRemoved(is, was, at, "resource")
 }
 
-// validateNotRemoved returns errors for resources that were removed. what is the name of the resources in
-// errors.
+// validateNotRemoved returns errors if requests or limits of was are missing in is. what is the
+// name of the resources in the errors.
 func validateNotRemoved(is, was *corev1.ResourceRequirements, at *field.Path, what string) field.ErrorList {
 	removed := func(is, was corev1.ResourceList) bool {
 		for name := range was {
@@ -174,7 +180,8 @@ func validateNotRemoved(is, was *corev1.ResourceRequirements, at *field.Path, wh
 	return errs
 }
 
-// onlyComputeChanged reports whether only CPU and memory differ. It resets them in is.
+// onlyComputeChanged reports whether the container is differs from was only in CPU and memory. It
+// sets those in is to the values of was.
 func onlyComputeChanged(is, was *corev1.Container) bool {
 	is.Resources = *withoutCompute(&is.Resources, &was.Resources)
 	return apiequality.Semantic.DeepEqual(is, was)

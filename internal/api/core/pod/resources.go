@@ -66,7 +66,8 @@ func checkAmount(e *validate.Errors, name corev1.ResourceName, q resource.Quanti
 	checkHugePages(e, name, q, at)
 }
 
-// checkHugePages checks that a quantity is a multiple of the page size.
+// checkHugePages checks that the quantity q of a huge page resource is a multiple of the page size
+// in its name. It ignores other resources.
 func checkHugePages(e *validate.Errors, name corev1.ResourceName, q resource.Quantity, at *field.Path) {
 	if !validate.IsHugePage(name) {
 		return
@@ -77,8 +78,8 @@ func checkHugePages(e *validate.Errors, name corev1.ResourceName, q resource.Qua
 	}
 }
 
-// checkClaimRefs validates a container's references to the pod's claims. A reference is to a whole
-// claim or to one of its requests.
+// checkClaimRefs validates the references of a container, at path, to the pod's resource claims.
+// Each refers to a whole claim or to one of its requests, which must not be referenced twice.
 func (c *checker) checkClaimRefs(claims []corev1.ResourceClaim, path *field.Path) {
 	for i, claim := range claims {
 		at, before := path.Index(i), claims[:i]
@@ -115,7 +116,8 @@ func (c *checker) checkClaimRefs(claims []corev1.ResourceClaim, path *field.Path
 	}
 }
 
-// checkPodClaims validates the pod's resource claims.
+// checkPodClaims validates the list of resource claims in the pod spec. Each entry must name either
+// a ResourceClaim or a ResourceClaimTemplate.
 func checkPodClaims(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	for i, claim := range spec.ResourceClaims {
 		at := path.Index(i)

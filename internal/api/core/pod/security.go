@@ -160,7 +160,8 @@ func checkSysctls(e *validate.Errors, spec *corev1.PodSpec, sysctls []corev1.Sys
 	}
 }
 
-// checkAnnotations validates the annotations with a meaning for pods.
+// checkAnnotations validates the annotations of a pod or template that Kubernetes interprets: those
+// of mirror pods, the deletion cost, and deprecated seccomp and AppArmor profiles.
 func checkAnnotations(e *validate.Errors, spec *corev1.PodSpec, annotations map[string]string, path *field.Path) {
 	if len(annotations) == 0 {
 		return

@@ -91,7 +91,8 @@ func checkNames(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	}
 }
 
-// checkHostnameOverride validates the field that overrides the hostname (KEP-4762).
+// checkHostnameOverride validates spec.hostnameOverride, which replaces the hostname inside of the
+// containers (KEP-4762).
 func checkHostnameOverride(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	if spec.HostnameOverride == nil {
 		return
@@ -109,8 +110,8 @@ func checkHostnameOverride(e *validate.Errors, spec *corev1.PodSpec, path *field
 	e.Subdomain(at, name)
 }
 
-// checkHostNetworkPorts checks that host ports equal container ports. In templates, host ports are
-// not defaulted.
+// checkHostNetworkPorts checks that the host ports of a pod in the host network equal the container
+// ports. In templates, host ports may be missing, because they are only defaulted in pods.
 func (c *checker) checkHostNetworkPorts(path *field.Path) {
 	for i := range c.spec.Containers {
 		for j, p := range c.spec.Containers[i].Ports {
@@ -122,7 +123,8 @@ func (c *checker) checkHostNetworkPorts(path *field.Path) {
 	}
 }
 
-// checkHostUsers rejects a user namespace together with other host namespaces.
+// checkHostUsers rejects the host's network, PID and IPC namespaces and block devices if the pod
+// has its own user namespace.
 func (c *checker) checkHostUsers(path *field.Path) {
 	if c.hostUsers {
 		return

@@ -81,8 +81,9 @@ func statusWarnings(p *corev1.Pod) []string {
 	return out
 }
 
-// containerRestartPolicy returns the restart policy of a container, or nil. A container with restart
-// rules may be restarted in any case, so its policy is Always.
+// containerRestartPolicy returns the restart policy of the container name, or nil if the pod's
+// policy applies. A container with restart rules may be restarted in any case, so its policy is
+// Always.
 func containerRestartPolicy(containers []corev1.Container, name string) *corev1.ContainerRestartPolicy {
 	for i := range containers {
 		if containers[i].Name == name {
@@ -96,8 +97,9 @@ func containerRestartPolicy(containers []corev1.Container, name string) *corev1.
 	return nil
 }
 
-// checkTransitionsOf rejects a status in which a terminated container that must not be restarted is
-// running again. If a rule restarts all containers, only ephemeral containers are checked.
+// checkTransitionsOf rejects a status update in which a terminated container that must not be
+// restarted is running or waiting again. If a rule of a container restarts all containers, it only
+// checks ephemeral containers.
 func checkTransitionsOf(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
 	if !restartsAll(old.Spec.Containers) && !restartsAll(old.Spec.InitContainers) {
 		checkTransitions(e, p.Status.ContainerStatuses, old.Status.ContainerStatuses, path.Child("containerStatuses"),
@@ -113,7 +115,8 @@ func checkTransitionsOf(e *validate.Errors, p, old *corev1.Pod, path *field.Path
 		func(string) *corev1.ContainerRestartPolicy { return nil }, corev1.RestartPolicyNever)
 }
 
-// restartsAll reports whether a container has a rule that restarts all containers.
+// restartsAll reports whether one of the containers has a restart rule that restarts all containers
+// of the pod.
 func restartsAll(containers []corev1.Container) bool {
 	return slices.ContainsFunc(containers, func(c corev1.Container) bool {
 		return slices.ContainsFunc(c.RestartPolicyRules, func(r corev1.ContainerRestartRule) bool {
@@ -122,8 +125,9 @@ func restartsAll(containers []corev1.Container) bool {
 	})
 }
 
-// checkTransitions rejects a status in which a terminated container that must not be restarted is
-// running again.
+// checkTransitions rejects a status update in which a terminated container that must not be
+// restarted is running or waiting again. was contains the stored statuses. own returns the restart
+// policy of a container, or nil if the pod's policy applies.
 func checkTransitions(e *validate.Errors, is, was []corev1.ContainerStatus, path *field.Path,
 	own func(string) *corev1.ContainerRestartPolicy, pod corev1.RestartPolicy) {
 	if pod == corev1.RestartPolicyAlways {
@@ -237,7 +241,9 @@ func checkStatusUser(e *validate.Errors, p *corev1.Pod, s *corev1.ContainerStatu
 	}
 }
 
-// checkAllocated validates the health status of allocated devices.
+// checkAllocated validates the health of allocated devices in the status s of a container. Each
+// must belong to a claim or request of the container of this name in containers; this is not
+// checked if there is no such container.
 func checkAllocated(e *validate.Errors, s *corev1.ContainerStatus, containers []corev1.Container, path *field.Path) {
 	i := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
 	for j, r := range s.AllocatedResourcesStatus {
@@ -268,8 +274,8 @@ func checkAllocated(e *validate.Errors, s *corev1.ContainerStatus, containers []
 	}
 }
 
-// checkExtendedClaim validates the mapping of a claim's requests to the extended resources of
-// containers (KEP-5004).
+// checkExtendedClaim validates which requests of a ResourceClaim the scheduler has mapped to the
+// extended resources of containers (KEP-5004).
 func checkExtendedClaim(e *validate.Errors, p *corev1.Pod, path *field.Path) {
 	s := p.Status.ExtendedResourceClaimStatus
 	if s == nil {

@@ -26,7 +26,8 @@ func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorLi
 	return c.List
 }
 
-// TemplateWarnings returns the warnings for a valid pod template at path.
+// TemplateWarnings returns the warnings that a client gets for a valid pod template at path: about
+// deprecated fields and possible mistakes.
 func TemplateWarnings(t *corev1.PodTemplateSpec, path *field.Path) []string {
 	return specWarnings(&t.Spec, &t.ObjectMeta, path)
 }

@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// validatePod validates the parts of new and updated pods except the metadata.
+// validatePod validates the fields of a pod with the rules that apply to both new and updated pods.
+// It does not validate the metadata.
 func validatePod(p *corev1.Pod) field.ErrorList {
 	c := newChecker(&p.Spec, true, p.Name)
 	path := field.NewPath("spec")
@@ -58,12 +59,14 @@ func validateCreate(p *corev1.Pod) field.ErrorList {
 	return c.List
 }
 
-// validateChanged is like validatePod for an existing pod.
+// validateChanged is like validatePod for the update of the pod old. It tolerates violations of
+// rules that upstream introduced later if old violates them too.
 func validateChanged(p, old *corev1.Pod) validate.Errors {
 	return validate.Errors{List: validate.Tolerate(validatePod(p), func() field.ErrorList { return validatePod(old) })}
 }
 
-// checkAnnotationUpdate rejects changes of immutable annotations.
+// checkAnnotationUpdate rejects adding, changing or removing the annotations of AppArmor profiles
+// and mirror pods.
 func checkAnnotationUpdate(e *validate.Errors, p, old *corev1.Pod) {
 	path := field.NewPath("metadata", "annotations")
 	for _, k := range slices.Sorted(maps.Keys(old.Annotations)) {
@@ -132,7 +135,8 @@ func validateUpdate(p, old *corev1.Pod) field.ErrorList {
 }
 
 // withoutAllowedChanges returns a copy of p's spec in which all mutable fields have their old
-// value. All remaining differences are forbidden.
+// value, so that all remaining differences to the old spec are forbidden. For a pod with scheduling
+// gates, it also validates changes of the node selection.
 func withoutAllowedChanges(e *validate.Errors, p, old *corev1.Pod, path *field.Path) *corev1.PodSpec {
 	spec := p.Spec.DeepCopy()
 	for i := range spec.Containers {
@@ -153,8 +157,9 @@ func withoutAllowedChanges(e *validate.Errors, p, old *corev1.Pod, path *field.P
 	return spec
 }
 
-// checkGatedUpdate allows a pod with scheduling gates to restrict its node selection further. It
-// resets these changes in spec.
+// checkGatedUpdate validates changes of the node selector and node affinity of a pod with
+// scheduling gates, which may only restrict the node selection further. It sets both fields in spec
+// to those of old.
 func checkGatedUpdate(e *validate.Errors, spec, old *corev1.PodSpec, path *field.Path) {
 	for k, v := range old.NodeSelector {
 		if now, ok := spec.NodeSelector[k]; !ok || now != v {
@@ -210,8 +215,8 @@ func onlyAdds(is, was []corev1.NodeSelectorRequirement) bool {
 	return len(is) >= len(was) && apiequality.Semantic.DeepEqual(is[:len(was)], was)
 }
 
-// checkDeadlineUpdate allows setting or reducing the deadline. It returns false if further
-// validation is pointless.
+// checkDeadlineUpdate checks that an update only sets or reduces the active deadline. It returns
+// false if it has found an error after which upstream stops validation.
 func checkDeadlineUpdate(e *validate.Errors, is, was *int64, at *field.Path) bool {
 	switch {
 	case is == nil:

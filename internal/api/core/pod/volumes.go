@@ -11,7 +11,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkVolumes validates the pod's volumes and stores the valid ones in c.volumes.
+// checkVolumes validates the pod's volumes at path and stores the valid ones in c.volumes, with
+// which the mounts of containers are validated.
 func (c *checker) checkVolumes(path *field.Path) {
 	if len(c.spec.Volumes) == 0 {
 		return
@@ -50,7 +51,7 @@ func (c *checker) checkVolumes(path *field.Path) {
 }
 
 // checkVolumeSource checks that a volume has exactly one source. If there are several, it validates
-// the first in the order below, which is the historical one, and reports the others.
+// the first in upstream's order, which the code below preserves, and rejects the others.
 func (c *checker) checkVolumeSource(v *corev1.Volume, at *field.Path) {
 	types := 0
 	// is counts a source that is set, and reports whether to validate it.
@@ -188,7 +189,8 @@ func (c *checker) checkLaterSources(v *corev1.Volume, at *field.Path, is func(bo
 	}
 }
 
-// checkFiles validates a volume with files from the keys of an object.
+// checkFiles validates a Secret or ConfigMap as the source of a volume's files. nameField is the
+// JSON name of the field with the object's name; mode is nil in projected volumes.
 func checkFiles(e *validate.Errors, nameField, name string, mode *int32, items []corev1.KeyToPath, at *field.Path) {
 	if name == "" {
 		e.Required(at.Child(nameField), "")
@@ -229,7 +231,8 @@ func checkDownwardFile(e *validate.Errors, f *corev1.DownwardAPIVolumeFile, at *
 	e.FileMode(at.Child("mode"), f.Mode)
 }
 
-// checkEphemeral validates an ephemeral volume, whose claim is named after the pod and the volume.
+// checkEphemeral validates the claim template of an ephemeral volume, and that the name of its
+// claim, POD-VOLUME, is valid.
 func (c *checker) checkEphemeral(v *corev1.Volume, at *field.Path) {
 	p := at.Child("ephemeral", "volumeClaimTemplate")
 	if v.Ephemeral.VolumeClaimTemplate == nil {

@@ -14,7 +14,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// warner collects warnings about possible mistakes.
+// warner collects the warnings that a client gets for a pod or pod template, about deprecated
+// fields and possible mistakes.
 type warner struct {
 	spec *corev1.PodSpec
 	meta *metav1.ObjectMeta
@@ -136,7 +137,8 @@ func (w *warner) annotations(at *field.Path) {
 	}
 }
 
-// profiles warns about annotations that were replaced by fields.
+// profiles warns about seccomp and AppArmor annotations for the container ctr, if the fields that
+// replaced them are not set. at is the path of the annotations.
 func (w *warner) profiles(ctr *corev1.Container, at *field.Path) {
 	if len(w.meta.Annotations) == 0 {
 		return
@@ -223,7 +225,8 @@ func (w *warner) env(vars []corev1.EnvVar, path *field.Path) {
 	}
 }
 
-// ports warns about conflicting ports, in the same or in different containers.
+// ports warns about container ports that conflict with another port or port name, in the same or
+// another container of the pod.
 func (w *warner) ports(at *field.Path) {
 	type port struct {
 		at *field.Path

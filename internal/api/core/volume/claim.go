@@ -25,7 +25,8 @@ func ClaimTemplate(e *validate.Errors, t *corev1.PersistentVolumeClaimTemplate, 
 	ClaimSpec(e, &t.Spec, at.Child("spec"))
 }
 
-// OnlyFields reports each field of a struct that is set but not in allowed.
+// OnlyFields adds an error with detail for each field of the struct value that is set, unless its
+// Go name is in allowed.
 func OnlyFields(e *validate.Errors, value any, detail string, at *field.Path, allowed ...string) {
 	v := reflect.ValueOf(value)
 	for i := range v.NumField() {

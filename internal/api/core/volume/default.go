@@ -10,7 +10,7 @@ import (
 // DefaultHostPath sets the defaults of a hostPath volume.
 func DefaultHostPath(v *corev1.HostPathVolumeSource) { api.SetDefault(&v.Type, corev1.HostPathUnset) }
 
-// DefaultISCSI sets the default iSCSI interface.
+// DefaultISCSI sets the iSCSI interface of a volume to "default" if it is empty.
 func DefaultISCSI(device *string) { api.SetIfZero(device, "default") }
 
 // DefaultRBD sets the defaults of a Ceph RBD volume.
@@ -41,8 +41,8 @@ func DefaultPersistentSpec(spec *corev1.PersistentVolumeSpec) {
 	DefaultInlineSpec(spec)
 }
 
-// DefaultInlineSpec sets the defaults of the inline volume of a VolumeAttachment: only capacity and
-// sources. Before validation, there may be several sources.
+// DefaultInlineSpec sets the defaults of the inline volume in a VolumeAttachment: only those of the
+// capacity and the volume sources. It is called before validation, so there may be several sources.
 func DefaultInlineSpec(spec *corev1.PersistentVolumeSpec) {
 	validate.RoundUp(spec.Capacity)
 	if spec.HostPath != nil {

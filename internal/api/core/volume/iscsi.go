@@ -9,7 +9,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// The three formats of iSCSI names (RFC 3720, section 3.2.6).
+// iscsiForms contains the format of iSCSI names by their prefix (RFC 3720, section 3.2.6).
 var iscsiForms = map[string]*regexp.Regexp{
 	"iqn": regexp.MustCompile(`iqn\.\d{4}-\d{2}\.([[:alnum:]-.]+)(:[^,;*&$|\s]+)$`),
 	"eui": regexp.MustCompile(`^eui.[[:alnum:]]{16}$`),

@@ -10,7 +10,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// PersistentSpec validates the spec of the PersistentVolume name.
+// PersistentSpec validates the spec of a PersistentVolume. name is the name of the volume, which
+// limits the length of its iSCSI target portal.
 func PersistentSpec(e *validate.Errors, spec *corev1.PersistentVolumeSpec, name string, at *field.Path) {
 	if len(spec.AccessModes) == 0 {
 		e.Required(at.Child("accessModes"), "")
@@ -94,8 +95,9 @@ func capacity(e *validate.Errors, list corev1.ResourceList, at *field.Path) {
 	}
 }
 
-// persistentSource checks that a volume has exactly one source. If there are several, it validates
-// the first in the order below.
+// persistentSource checks that a PersistentVolume has exactly one source. If there are several, it
+// validates the first in upstream's order, which the code below preserves, and rejects the others.
+// name is the name of the volume.
 func persistentSource(e *validate.Errors, v *corev1.PersistentVolumeSpec, name string, at *field.Path) {
 	types := 0
 	is := func(set bool, name string) bool {

@@ -1,6 +1,6 @@
-// Package volume validates volume sources and claims, which pods, PersistentVolumes, claims and
-// claim templates have in common. The functions append errors to a *validate.Errors. The path
-// argument is the path of the validated field.
+// Package volume validates and defaults the volume sources and claim specs that pods,
+// PersistentVolumes, claims and claim templates have in common. Validation functions append errors to
+// e. The parameter at is the path of the validated field.
 package volume
 
 import (
@@ -18,7 +18,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// requireAll reports each empty value as required, below the path at.
+// requireAll adds an error for each empty value, below the path at. nameAndValue contains pairs of
+// a field name and its value.
 func requireAll(e *validate.Errors, at *field.Path, nameAndValue ...string) {
 	for i := 0; i+1 < len(nameAndValue); i += 2 {
 		if nameAndValue[i+1] == "" {
@@ -61,8 +62,8 @@ func ISCSI(e *validate.Errors, v *corev1.ISCSIVolumeSource, at *field.Path) {
 	}
 }
 
-// ISCSIInitiatorTooLong is the error message for a volume name and target portal that are too long
-// together.
+// ISCSIInitiatorTooLong is upstream's error message for an iSCSI volume with an initiator name
+// whose name and target portal are too long together.
 const ISCSIInitiatorTooLong = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified."
 
 func persistentISCSI(e *validate.Errors, v *corev1.ISCSIPersistentVolumeSource, name string, at *field.Path) {
@@ -163,7 +164,8 @@ func persistentCSI(e *validate.Errors, v *corev1.CSIPersistentVolumeSource, at *
 	}
 }
 
-// FlexDriver validates the driver and options of a FlexVolume.
+// FlexDriver validates the driver of a FlexVolume, which is required, and its options, whose keys
+// must not be in a domain of Kubernetes.
 func FlexDriver(e *validate.Errors, driver string, options map[string]string, at *field.Path) {
 	requireAll(e, at, "driver", driver)
 	for _, k := range slices.Sorted(maps.Keys(options)) {
@@ -211,7 +213,8 @@ func Flocker(e *validate.Errors, v *corev1.FlockerVolumeSource, at *field.Path) 
 	}
 }
 
-// Disk validates the name of a cloud disk and its partition.
+// Disk validates a disk of a cloud provider: the name, in the JSON field named field, is required,
+// and the partition must be at most 255. Callers pass 0 if there is no partition.
 func Disk(e *validate.Errors, field, name string, partition int32, at *field.Path) {
 	requireAll(e, at, field, name)
 	if partition < 0 || partition > 255 {
@@ -225,7 +228,7 @@ func RBD(e *validate.Errors, monitors []string, image string, at *field.Path) {
 	requireAll(e, at, "image", image)
 }
 
-// CephFS validates the list of Ceph monitors.
+// CephFS validates the list of Ceph monitors, which must not be empty.
 func CephFS(e *validate.Errors, monitors []string, at *field.Path) {
 	if len(monitors) == 0 {
 		e.Required(at.Child("monitors"), "")
