@@ -268,7 +268,7 @@ func (e *AdmissionError) Error() string { return e.Message }
 
 // Admit allocates devices, CPUs and memory to a new pod, aligned by NUMA node as the topology policy
 // requires. If it allocates exclusive CPUs, other running containers are restricted to the remaining ones. An
-// error is an *AdmissionError; nothing is allocated then.
+// error is an *AdmissionError; the pod must then be rejected.
 func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) error {
 	var before cpuset.CPUSet
 	if m.cpus != nil {

@@ -17,11 +17,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// maxCached is the maximum number of cached responses of the API server.
+// maxCached is the maximum number of cached responses of each kind. When it is reached, the cache is cleared.
 const maxCached = 4096
 
-// Auth authenticates requests by client certificate and bearer token, and authorizes them. It uses
-// the API server's TokenReview and SubjectAccessReview. Its methods are safe for concurrent use.
+// Auth authenticates the clients of the HTTPS server by client certificate or bearer token, and authorizes
+// their requests. It uses the API server's TokenReview and SubjectAccessReview. Its methods are safe for
+// concurrent use.
 type Auth struct {
 	// Kube is the API client. If it is nil, all tokens and requests are rejected.
 	Kube     kubernetes.Interface
@@ -30,7 +31,7 @@ type Auth struct {
 	Anonymous bool
 	// AlwaysAllow authorizes every authenticated request.
 	AlwaysAllow bool
-	// NoTokens: bearer tokens are not accepted.
+	// NoTokens means that bearer tokens are not accepted.
 	NoTokens bool
 	// TokenTTL, AllowTTL and DenyTTL are the cache durations of the API server's responses.
 	TokenTTL, AllowTTL, DenyTTL time.Duration
@@ -40,23 +41,28 @@ type Auth struct {
 	allowed map[string]cachedDecision
 }
 
+// user is an authenticated client.
 type user struct {
 	name, uid string
 	groups    []string
 	extra     map[string]authorizationv1.ExtraValue
 }
 
+// cachedUser is the result of a TokenReview. user is nil for a token that is not valid.
 type cachedUser struct {
 	user  *user
 	until time.Time
 }
 
+// cachedDecision is the result of a SubjectAccessReview.
 type cachedDecision struct {
 	ok     bool
 	reason string
 	until  time.Time
 }
 
+// wrap returns a handler that passes only authenticated and authorized requests to next. ca verifies client
+// certificates; nil accepts none.
 func (a *Auth) wrap(next http.Handler, ca *x509.CertPool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u, err := a.authenticate(r, ca)
@@ -80,6 +86,9 @@ func (a *Auth) wrap(next http.Handler, ca *x509.CertPool) http.Handler {
 	})
 }
 
+// authenticate returns the user of a request by its client certificate, its bearer token, or as the anonymous
+// user if that is allowed. It returns nil if the request is not authenticated, and an error if the API server
+// cannot review the token.
 func (a *Auth) authenticate(r *http.Request, ca *x509.CertPool) (*user, error) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 && ca != nil {
 		opts := x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, Intermediates: x509.NewCertPool()}
@@ -100,6 +109,7 @@ func (a *Auth) authenticate(r *http.Request, ca *x509.CertPool) (*user, error) {
 	return nil, nil
 }
 
+// token returns the user of a bearer token, or nil if the token is not valid or tokens are not accepted.
 func (a *Auth) token(ctx context.Context, token string) (*user, error) {
 	if a.Kube == nil || a.NoTokens {
 		return nil, nil
@@ -134,8 +144,8 @@ func (a *Auth) token(ctx context.Context, token string) (*user, error) {
 	return u, nil
 }
 
-// attributes returns the verb and the node subresources that authorize a request, the most specific
-// first.
+// attributes returns the verb of a request and the subresources of the Node that authorize it. Permission for
+// one of them suffices; the most specific is first.
 func attributes(r *http.Request) (verb string, subresources []string) {
 	switch r.Method {
 	case http.MethodPost:
@@ -174,6 +184,8 @@ func attributes(r *http.Request) (verb string, subresources []string) {
 	return verb, []string{"proxy"}
 }
 
+// authorize reports whether the user has permission for one of the subresources of the Node. path is that of
+// the request, for errors. It returns an error if the API server cannot be asked.
 func (a *Auth) authorize(ctx context.Context, u *user, verb string, subresources []string, path string) (bool, error) {
 	for _, sub := range subresources {
 		ok, err := a.ask(ctx, u, verb, sub, path)
@@ -184,6 +196,8 @@ func (a *Auth) authorize(ctx context.Context, u *user, verb string, subresources
 	return false, nil
 }
 
+// ask reports whether the API server permits the verb on one subresource of the Node to the user. The result
+// is cached.
 func (a *Auth) ask(ctx context.Context, u *user, verb, sub, path string) (bool, error) {
 	if a.Kube == nil {
 		return false, nil

@@ -10,7 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// checkpoint makes the runtime checkpoint a container into an archive, if it supports that.
+// checkpoint serves /checkpoint: the runtime checkpoints a container into an archive on the node, if it
+// supports that. The response has the path of the archive.
 //
 // https://kubernetes.io/docs/reference/node/kubelet-checkpoint-api/
 func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) {
@@ -49,6 +50,7 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, map[string][]string{"items": {path}})
 }
 
+// hasContainer reports whether the pod spec has a container of that name and any kind.
 func hasContainer(pod *v1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.Containers, func(c v1.Container) bool { return c.Name == name }) ||
 		slices.ContainsFunc(pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == name }) ||

@@ -10,7 +10,7 @@ import (
 	"hyperkube/internal/serving/plainhttp"
 )
 
-// Listeners are the listeners of the kubelet's servers.
+// Listeners are the open listeners of the kubelet's HTTPS, read-only and health check servers.
 type Listeners struct {
 	// HTTPS and ReadOnly are those of Config. ReadOnly is nil if that server is disabled.
 	HTTPS, ReadOnly net.Listener
@@ -30,7 +30,8 @@ type Addresses struct {
 	HealthzPort    int
 }
 
-// Listen opens the listeners and starts the health check server, which calls healthy for each request.
+// Listen opens the listeners and starts the health check server, which serves /healthz with the result of
+// healthy. It returns an error, and closes all listeners, if an address cannot be used.
 func Listen(a Addresses, healthy func() error) (l Listeners, err error) {
 	defer func() {
 		if err != nil {
@@ -68,7 +69,8 @@ func (l Listeners) Close() {
 	}
 }
 
-// Serve runs the HTTPS and read-only servers until ctx is done, and then stops the health check server.
+// Serve serves requests to s on the HTTPS and read-only listeners until ctx is done, and then stops the
+// health check server.
 func (l Listeners) Serve(ctx context.Context, s *Server) error {
 	if l.health != nil {
 		stop := context.AfterFunc(ctx, l.health.Close)

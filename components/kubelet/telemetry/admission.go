@@ -9,7 +9,7 @@ import (
 	"k8s.io/component-helpers/resource"
 )
 
-// admissionMetrics count the pods that are admitted, preempted and orphaned.
+// admissionMetrics are the metrics of pods that are admitted, rejected, preempted, restarted and orphaned.
 type admissionMetrics struct {
 	restarted, rejected, preempted, admitted *prometheus.CounterVec
 	orphaned                                 prometheus.Counter
@@ -28,7 +28,8 @@ func (m *admissionMetrics) fill(s *set) {
 	m.restarted.WithLabelValues("true")
 }
 
-// Restarted counts a pod that is restarted with the same UID.
+// Restarted counts a pod that is run again with the same UID after it was removed. static: it is a static
+// pod.
 func (m *Metrics) Restarted(static bool) {
 	if m == nil {
 		return
@@ -40,15 +41,14 @@ func (m *Metrics) Restarted(static bool) {
 	m.admission.restarted.WithLabelValues(label).Inc()
 }
 
-// Orphaned counts an orphaned pod of the runtime.
+// Orphaned counts a pod that was found in the container runtime but in no source.
 func (m *Metrics) Orphaned() {
 	if m != nil {
 		m.admission.orphaned.Inc()
 	}
 }
 
-// OrphansCleaned records the number of orphaned pods whose volumes were cleaned up, and of those for which
-// that failed.
+// OrphansCleaned records how many orphaned pods had their volumes removed, and for how many that has failed.
 func (m *Metrics) OrphansCleaned(cleaned, failed int) {
 	if m != nil {
 		m.admission.orphanDirs.Set(float64(cleaned + failed))
@@ -56,7 +56,8 @@ func (m *Metrics) OrphansCleaned(cleaned, failed int) {
 	}
 }
 
-// rejections are the reasons with their own label; all others are "Other".
+// rejections are the reasons that are labels of the metric of rejected pods; all others are counted as
+// "Other".
 var rejections = map[string]bool{
 	"AppArmor": true, "PodOSSelectorNodeLabelDoesNotMatch": true, "PodOSNotSupported": true, "InvalidNodeInfo": true, "InitContainerRestartPolicyForbidden": true,
 	"SupplementalGroupsPolicyNotSupported": true, "UnexpectedAdmissionError": true, "UnknownReason": true, "UnexpectedPredicateFailureType": true,
@@ -65,7 +66,7 @@ var rejections = map[string]bool{
 	"VolumeAttachmentLimitExceeded": true,
 }
 
-// Admitted records the admission of a pod.
+// Admitted counts an admitted pod by its QoS class and by how its resources are specified.
 //
 // https://kep.k8s.io/2837
 func (m *Metrics) Admitted(pod *v1.Pod, class v1.PodQOSClass) {
@@ -87,7 +88,7 @@ func (m *Metrics) Admitted(pod *v1.Pod, class v1.PodQOSClass) {
 	m.admission.admitted.WithLabelValues(mode, strings.ToLower(string(class))).Inc()
 }
 
-// Rejected counts a rejected pod.
+// Rejected counts a pod that was not admitted. reason is that of the pod's status.
 func (m *Metrics) Rejected(reason string) {
 	if m == nil {
 		return
@@ -102,8 +103,8 @@ func (m *Metrics) Rejected(reason string) {
 	m.admission.rejected.WithLabelValues(reason).Inc()
 }
 
-// Preempted counts a preempted pod. resource is the resource that was insufficient; it may be
-// empty.
+// Preempted counts a preempted pod. resource is the resource that was insufficient for the critical pod; it
+// may be empty.
 func (m *Metrics) Preempted(resource string) {
 	if m != nil {
 		m.admission.preempted.WithLabelValues(resource).Inc()

@@ -6,7 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Scopes and boundaries of alignment.
+// Labels of alignment metrics: the scope of an alignment, and the boundary within which resources are
+// aligned.
 const (
 	ScopeContainer = "container"
 	ScopePod       = "pod"
@@ -14,8 +15,8 @@ const (
 	OnPhysicalCPU  = "physical_cpu"
 )
 
-// Allocation counts allocations of CPUs and memory, and their alignment. Its methods are safe for concurrent use. On a nil receiver they do
-// nothing.
+// Allocation has the metrics of the allocations of CPUs and memory and of their alignment. Its methods are
+// safe for concurrent use. On a nil receiver they do nothing.
 type Allocation struct {
 	cpus, cpusFailed, memory, memFailed prometheus.Counter
 	aligned, unaligned                  *prometheus.CounterVec
@@ -39,7 +40,7 @@ func (m *Allocation) fill(s *set) {
 	}
 }
 
-// CPUsPinned counts an allocation of exclusive CPUs.
+// CPUsPinned counts an attempt to allocate exclusive CPUs to a container. err is its result.
 func (m *Allocation) CPUsPinned(err error) {
 	if m == nil {
 		return
@@ -50,7 +51,7 @@ func (m *Allocation) CPUsPinned(err error) {
 	}
 }
 
-// MemoryPinned counts an allocation of pinned memory.
+// MemoryPinned counts an attempt to allocate memory of NUMA nodes to a container. err is its result.
 func (m *Allocation) MemoryPinned(err error) {
 	if m == nil {
 		return
@@ -61,7 +62,8 @@ func (m *Allocation) MemoryPinned(err error) {
 	}
 }
 
-// Aligned counts whether the resources of a container or pod are aligned within a boundary.
+// Aligned counts whether the resources of a container or pod (scope) could be aligned within a boundary, one
+// of the constants.
 func (m *Allocation) Aligned(scope, boundary string, ok bool) {
 	switch {
 	case m == nil:
@@ -72,7 +74,7 @@ func (m *Allocation) Aligned(scope, boundary string, ok bool) {
 	}
 }
 
-// TopologyAdmission records an admission by the topology manager.
+// TopologyAdmission records the duration and the result of an admission by the topology manager.
 func (m *Allocation) TopologyAdmission(took time.Duration, err error) {
 	if m == nil {
 		return

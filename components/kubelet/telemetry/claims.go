@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Claims counts operations on ResourceClaims. Its methods are safe for concurrent use. On a nil receiver they do
-// nothing.
+// Claims has the metrics of operations on ResourceClaims and of calls to their drivers. Its methods are safe
+// for concurrent use. On a nil receiver they do nothing.
 type Claims struct{ claims, claimCalls *prometheus.HistogramVec }
 
 func (m *Claims) fill(s *set) {
@@ -17,15 +17,15 @@ func (m *Claims) fill(s *set) {
 	m.claimCalls = s.histograms("dra_grpc_operations_duration_seconds", "[ALPHA] Duration in seconds of the DRA gRPC operations", claimBuckets, "driver_name", "method_name", "grpc_status_code")
 }
 
-// Operation records that a pod's claims were prepared ("PrepareResources") or unprepared
-// ("UnprepareResources").
+// Operation records the duration and the result of the operation "PrepareResources" or "UnprepareResources"
+// on the claims of a pod.
 func (m *Claims) Operation(operation string, took time.Duration, err error) {
 	if m != nil {
 		m.claims.WithLabelValues(operation, strconv.FormatBool(err != nil)).Observe(took.Seconds())
 	}
 }
 
-// ClaimCall records a call to a DRA driver.
+// ClaimCall records the duration of a call to a DRA driver. code is the gRPC code of the result.
 func (m *Claims) ClaimCall(driver, method, code string, took time.Duration) {
 	if m != nil {
 		m.claimCalls.WithLabelValues(driver, method, code).Observe(took.Seconds())

@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Devices counts device plugins and allocations. Its methods are safe for concurrent use. On a nil receiver they do
-// nothing.
+// Devices has the metrics of registrations of device plugins and of allocations of their devices. Its methods
+// are safe for concurrent use. On a nil receiver they do nothing.
 type Devices struct {
 	plugins   *prometheus.CounterVec
 	allocated *prometheus.HistogramVec
@@ -18,14 +18,14 @@ func (m *Devices) fill(s *set) {
 	m.allocated = s.histograms(prefix+"device_plugin_alloc_duration_seconds", "[ALPHA] Duration in seconds to serve a device plugin Allocation request. Broken down by resource name.", nil, "resource_name")
 }
 
-// PluginRegistered counts a registration of a device plugin.
+// PluginRegistered counts a registration of a device plugin for a resource, even if it is rejected.
 func (m *Devices) PluginRegistered(resource string) {
 	if m != nil {
 		m.plugins.WithLabelValues(resource).Inc()
 	}
 }
 
-// DevicesAllocated records the duration of an allocation by a device plugin.
+// DevicesAllocated records how long a device plugin took to allocate devices of a resource.
 func (m *Devices) DevicesAllocated(resource string, took time.Duration) {
 	if m != nil {
 		m.allocated.WithLabelValues(resource).Observe(took.Seconds())

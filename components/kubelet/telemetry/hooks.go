@@ -2,8 +2,8 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Hooks counts lifecycle hooks of containers. Its methods are safe for concurrent use. On a nil receiver they do
-// nothing.
+// Hooks has the metrics of exceptional cases of lifecycle hooks of containers. Its methods are safe for
+// concurrent use. On a nil receiver they do nothing.
 type Hooks struct{ fellBack, sleepCut prometheus.Counter }
 
 func (m *Hooks) fill(s *set) {
@@ -11,14 +11,15 @@ func (m *Hooks) fill(s *set) {
 	m.sleepCut = s.counter(prefix+"sleep_action_terminated_early_total", "[ALPHA] The number of times lifecycle sleep handler got terminated before it finishes")
 }
 
-// HookFallback counts an HTTPS hook that fell back to HTTP.
+// HookFallback counts an HTTPS hook that was successfully called with HTTP, because the server does not use
+// TLS.
 func (m *Hooks) HookFallback() {
 	if m != nil {
 		m.fellBack.Inc()
 	}
 }
 
-// SleepTerminatedEarly counts a sleep hook that was terminated early.
+// SleepTerminatedEarly counts a sleep hook that was cancelled before its duration had passed.
 func (m *Hooks) SleepTerminatedEarly() {
 	if m != nil {
 		m.sleepCut.Inc()

@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Images counts pulls and the garbage collection of images. Its methods are safe for concurrent use. On a nil
-// receiver they do nothing.
+// Images has the metrics of pulls and of the garbage collection of images. Its methods are safe for
+// concurrent use. On a nil receiver they do nothing.
 type Images struct {
 	pulled                    *prometheus.HistogramVec
 	collected, asked, checked *prometheus.CounterVec
@@ -22,7 +22,7 @@ func (m *Images) fill(s *set) {
 	m.checked = s.counters(prefix+"imagemanager_image_mustpull_checks_total", "[ALPHA] Counter for how many times kubelet checked whether credentials need to be re-verified to access an image", "result")
 }
 
-// imageVolumeMetrics count image volumes.
+// imageVolumeMetrics count the image volumes of containers and their failures.
 type imageVolumeMetrics struct{ requested, mounted, failed prometheus.Counter }
 
 func (m *imageVolumeMetrics) fill(s *set) {
@@ -31,7 +31,7 @@ func (m *imageVolumeMetrics) fill(s *set) {
 	m.failed = s.counter(prefix+"image_volume_mounted_errors_total", "[BETA] Number of failed image volume mounts.")
 }
 
-// sizes are the labels of image sizes, by lower bound.
+// sizes are the labels of image sizes by their lower bound in bytes.
 var sizes = []struct {
 	above uint64
 	label string
@@ -40,6 +40,7 @@ var sizes = []struct {
 	{10 << 30, "10GB-20GB"}, {20 << 30, "20GB-30GB"}, {30 << 30, "30GB-40GB"}, {40 << 30, "40GB-60GB"}, {60 << 30, "60GB-100GB"}, {100 << 30, "GT100GB"},
 }
 
+// sizeLabel returns the label of an image size in bytes, or "N/A" for 0.
 func sizeLabel(size uint64) string {
 	for _, s := range slices.Backward(sizes) {
 		if size > s.above {
@@ -49,14 +50,15 @@ func sizeLabel(size uint64) string {
 	return "N/A"
 }
 
-// ImagePulled records a pull of an image with a size in bytes; 0 means unknown.
+// ImagePulled records the duration of a successful pull of an image with a size in bytes; 0 means unknown.
 func (m *Images) ImagePulled(size uint64, took time.Duration) {
 	if m != nil {
 		m.pulled.WithLabelValues(sizeLabel(size)).Observe(took.Seconds())
 	}
 }
 
-// ImageCollected counts an image that was removed because of its age or disk usage.
+// ImageCollected counts an image that the garbage collection has removed: because of its age, or otherwise
+// because of disk usage.
 func (m *Images) ImageCollected(aged bool) {
 	if m == nil {
 		return
@@ -68,21 +70,23 @@ func (m *Images) ImageCollected(aged bool) {
 	m.collected.WithLabelValues(reason).Inc()
 }
 
-// ImageRequested counts a request for an image. present and pull are "true", "false" or "unknown".
+// ImageRequested counts a request for an image by a container. policy is the pull policy. present, whether
+// the image was present, and pull, whether it had to be pulled, are "true", "false" or "unknown".
 func (m *Images) ImageRequested(policy, present, pull string) {
 	if m != nil {
 		m.asked.WithLabelValues(policy, present, pull).Inc()
 	}
 }
 
-// ImageChecked counts a check whether a pod may use an image.
+// ImageChecked counts a check whether a pod may use an image that is present. result is the label of the
+// outcome.
 func (m *Images) ImageChecked(result string) {
 	if m != nil {
 		m.checked.WithLabelValues(result).Inc()
 	}
 }
 
-// ImageVolumes counts the image volumes of a container, and failures.
+// ImageVolumes counts the n image volumes of a container whose start had the result err.
 func (m *Metrics) ImageVolumes(n int, err error) {
 	if m == nil || n == 0 {
 		return

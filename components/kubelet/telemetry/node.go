@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Node has the metrics of the node as a whole. Its methods are safe for concurrent use. On a nil receiver they do
-// nothing.
+// Node has the metrics of the start of the node, of its cgroups and its runtime. Its methods are safe for
+// concurrent use. On a nil receiver they do nothing.
 type Node struct {
 	before, untilAsked, asked, untilReady, all prometheus.Gauge
 	cgroups                                    prometheus.Gauge
@@ -26,12 +26,13 @@ func (m *Node) fill(s *set) {
 	m.cgroups = s.gauge(prefix+"cgroup_version", "[ALPHA] cgroup version on the hosts.")
 }
 
-// Startup has the times of the startup of a newly registered node. The zero time means unknown.
+// Startup has the times of the steps of the start of a newly registered node. The zero time means unknown.
 type Startup struct {
 	Boot, Kubelet, RegistrationStarted, Registered, Ready time.Time
 }
 
-// NodeStarted records the durations of a node's startup, unless the node was registered before.
+// NodeStarted records the durations of the steps of a node's start. It records nothing if the node was
+// registered before.
 func (m *Node) NodeStarted(s Startup) {
 	if m == nil || s.Registered.IsZero() || s.Ready.IsZero() {
 		return
@@ -45,7 +46,7 @@ func (m *Node) NodeStarted(s Startup) {
 	m.untilReady.Set(s.Ready.Sub(s.Registered).Seconds())
 }
 
-// CgroupVersion records the cgroup version of the host.
+// CgroupVersion records the cgroup version of the host, 1 or 2.
 func (m *Node) CgroupVersion(n int) {
 	if m != nil {
 		m.cgroups.Set(float64(n))
@@ -56,7 +57,8 @@ func (m *Node) CgroupVersion(n int) {
 // cgroup driver.
 const supportedUntil = "1.38.0"
 
-// LosingSupport records that the runtime lacks a feature that later kubelets require.
+// LosingSupport records that the container runtime does not report its cgroup driver, which kubelets of
+// version supportedUntil require.
 func (m *Node) LosingSupport() {
 	if m == nil {
 		return
@@ -64,7 +66,8 @@ func (m *Node) LosingSupport() {
 	m.losing.WithLabelValues(supportedUntil).Set(1)
 }
 
-// Cgroup records that a cgroup was created ("create"), changed ("update") or removed ("destroy").
+// Cgroup records how long the creation ("create"), change ("update") or removal ("destroy") of a pod's cgroup
+// took.
 func (m *Node) Cgroup(operation string, took time.Duration) {
 	if m != nil {
 		m.cgroupOperations.WithLabelValues(operation).Observe(took.Seconds())

@@ -12,17 +12,18 @@ import (
 // ContainerKind is the kind of a container as a metrics label.
 type ContainerKind string
 
-// Kinds of containers.
+// Labels of the kinds of containers.
 const (
 	Container          ContainerKind = "container"
 	InitContainer      ContainerKind = "init_container"
 	EphemeralContainer ContainerKind = "ephemeral_container"
 )
 
-// Operation is an operation of a pod worker.
+// Operation is an operation of a pod worker as a metrics label.
 type Operation string
 
-// Operations of pod workers.
+// Labels of the operations of pod workers: the first start of a pod, later starts of containers, stopping the
+// containers, and the cleanup after that.
 const (
 	Create     Operation = "create"
 	Sync       Operation = "sync"
@@ -30,6 +31,7 @@ const (
 	Terminated Operation = "terminated"
 )
 
+// podMetrics are the metrics of pod workers and of the start of pods and containers.
 type podMetrics struct {
 	worked                              *prometheus.HistogramVec
 	workerStart, start, sli, total      prometheus.Histogram
@@ -59,14 +61,15 @@ func (m *podMetrics) fill(s *set) {
 	m.ended = s.counters(prefix+"terminated_containers_total", "[ALPHA] Cumulative number of container terminations.", "container_type", "exit_code", "reason")
 }
 
-// OperationFinished records the duration of an operation.
+// OperationFinished records the duration of an operation of a pod worker.
 func (m *Metrics) OperationFinished(o Operation, took time.Duration) {
 	if m != nil {
 		m.pods.worked.WithLabelValues(string(o)).Observe(took.Seconds())
 	}
 }
 
-// WorkerStarted records how long a pod waited for its worker.
+// WorkerStarted records how long a pod has waited for its worker since the kubelet received the pod, and its
+// number of app containers.
 func (m *Metrics) WorkerStarted(pod *v1.Pod, after time.Duration) {
 	if m != nil {
 		m.pods.workerStart.Observe(after.Seconds())
@@ -74,15 +77,15 @@ func (m *Metrics) WorkerStarted(pod *v1.Pod, after time.Duration) {
 	}
 }
 
-// PodRunning records how long a pod took to be running since it was first seen.
+// PodRunning records how long a pod took from when the kubelet first received it until its phase was Running.
 func (m *Metrics) PodRunning(after time.Duration) {
 	if m != nil {
 		m.pods.start.Observe(after.Seconds())
 	}
 }
 
-// PodStarted records how long a pod took from its creation until its containers were observed as
-// started. idle is the part for image pulls and init containers.
+// PodStarted records how long a pod took from its creation until the API reported all its containers as
+// started. idle is the part for image pulls and init containers, which is excluded from the SLI.
 func (m *Metrics) PodStarted(pod *v1.Pod, total, idle time.Duration) {
 	if m == nil {
 		return
@@ -97,8 +100,8 @@ func (m *Metrics) PodStarted(pod *v1.Pod, total, idle time.Duration) {
 	}
 }
 
-// stateful reports whether a pod has volumes of external storage, so that its start is excluded
-// from the SLI.
+// stateful reports whether a pod has volumes of external storage, so that its start is excluded from the SLI
+// metrics.
 func stateful(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -109,14 +112,14 @@ func stateful(pod *v1.Pod) bool {
 	return false
 }
 
-// StatusSynced records how long it took until the API had a changed status.
+// StatusSynced records how long it took until the API had a changed status of a pod.
 func (m *Metrics) StatusSynced(took time.Duration) {
 	if m != nil {
 		m.pods.statusSync.Observe(took.Seconds())
 	}
 }
 
-// PodStarting records the creation of a pod's sandbox with its result.
+// PodStarting counts an attempt to create a pod's sandbox. err is its result.
 func (m *Metrics) PodStarting(pod *v1.Pod, err error) {
 	if m == nil {
 		return
@@ -135,16 +138,16 @@ func (m *Metrics) PodStarting(pod *v1.Pod, err error) {
 	}
 }
 
-// FirstStartFailed records that a container failed to start in a newly created sandbox, which is
-// how an unsupported user namespace shows.
+// FirstStartFailed counts a failure of a pod with a user namespace: a container failed to start in a newly
+// created sandbox, which is how an unsupported user namespace shows.
 func (m *Metrics) FirstStartFailed(pod *v1.Pod) {
 	if m != nil && pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
 		m.pods.usersFailed.Inc()
 	}
 }
 
-// ContainerStarting records an attempt to start a container. code is the reason of its failure, or
-// "".
+// ContainerStarting counts an attempt to start a container. code is the reason of its failure, or "" if it
+// has succeeded.
 func (m *Metrics) ContainerStarting(kind ContainerKind, code string) {
 	if m == nil {
 		return
@@ -155,7 +158,7 @@ func (m *Metrics) ContainerStarting(kind ContainerKind, code string) {
 	}
 }
 
-// StatusChanged counts the containers that have terminated between two statuses.
+// StatusChanged counts the containers that have terminated between the statuses before and now of a pod.
 func (m *Metrics) StatusChanged(before, now *v1.PodStatus) {
 	if m == nil {
 		return
@@ -174,6 +177,7 @@ func (m *Metrics) StatusChanged(before, now *v1.PodStatus) {
 	count(before.EphemeralContainerStatuses, now.EphemeralContainerStatuses, EphemeralContainer)
 }
 
+// ended reports whether the container of that name is terminated in a list of statuses.
 func ended(list []v1.ContainerStatus, name string) bool {
 	for i := range list {
 		if list[i].Name == name {

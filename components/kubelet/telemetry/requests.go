@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Requests counts requests to the HTTPS server. Its methods are safe for concurrent use. On a nil receiver they do
-// nothing.
+// Requests has the metrics of requests to the kubelet's HTTP servers. Its methods are safe for concurrent
+// use. On a nil receiver they do nothing.
 type Requests struct {
 	total    *prometheus.CounterVec
 	took     *prometheus.HistogramVec
@@ -24,7 +24,8 @@ func (m *Requests) fill(s *set) {
 	m.inflight = s.gauges(prefix+"http_inflight_requests", "[ALPHA] Number of the inflight http requests", labels...)
 }
 
-// methods and paths are the requests with their own labels; all others are "other".
+// methods and paths are the methods and path prefixes that are labels of the metrics; all others are counted
+// as "other". longRunning are the paths of requests that are not expected to finish soon.
 var (
 	methods = map[string]bool{
 		http.MethodConnect: true, http.MethodDelete: true, http.MethodGet: true, http.MethodHead: true, http.MethodOptions: true,
@@ -38,8 +39,8 @@ var (
 	longRunning = map[string]bool{"exec": true, "attach": true, "portforward": true, "debug": true}
 )
 
-// InstrumentHandler records the metrics of the requests that h serves. kind is the label of the server:
-// "readwrite" or "readonly".
+// InstrumentHandler returns a handler that records the metrics of the requests that h serves. kind is the
+// label of the server: "readwrite" or "readonly". On a nil receiver it returns h.
 func (m *Requests) InstrumentHandler(h http.Handler, kind string) http.Handler {
 	if m == nil {
 		return h
@@ -63,7 +64,7 @@ func (m *Requests) InstrumentHandler(h http.Handler, kind string) http.Handler {
 	})
 }
 
-// root returns the first element of a path; for metrics, the first two.
+// root returns the first element of a URL path; for metrics, the first two.
 func root(path string) string {
 	parts := strings.SplitN(strings.TrimPrefix(path, "/"), "/", 3)
 	if parts[0] == "metrics" && len(parts) > 1 {

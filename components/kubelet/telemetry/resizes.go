@@ -10,7 +10,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// PriorityBucket returns the metrics label of a pod's priority.
+// PriorityBucket returns the label of the range that a pod's priority is in, such as "high".
 func PriorityBucket(pod *v1.Pod) string {
 	switch p := podutil.Priority(pod); {
 	case p >= podutil.SystemCritical:
@@ -27,7 +27,8 @@ func PriorityBucket(pod *v1.Pod) string {
 	return "very-low"
 }
 
-// ResizesRequested counts the changes of container resources between two versions of a pod.
+// ResizesRequested counts the changes of container resources between two versions of a pod, each resource of
+// each container separately.
 func (m *Metrics) ResizesRequested(before, now *v1.Pod) {
 	if m == nil {
 		return
@@ -45,6 +46,8 @@ func (m *Metrics) ResizesRequested(before, now *v1.Pod) {
 	compare(before.Spec.Containers, now.Spec.Containers)
 }
 
+// resizeAsked counts the change of one resource of a container, unless before and now are equal. requirement
+// is "requests" or "limits".
 func (m *Metrics) resizeAsked(name, requirement string, before, now *resource.Quantity) {
 	var operation string
 	switch order := now.Cmp(*before); {
@@ -62,7 +65,7 @@ func (m *Metrics) resizeAsked(name, requirement string, before, now *resource.Qu
 	m.resizes.requested.WithLabelValues(name, requirement, operation).Inc()
 }
 
-// Resized records a resize and its result.
+// Resized records how long the resize of a running pod took, and whether all limits were set.
 func (m *Metrics) Resized(took time.Duration, ok bool) {
 	if m != nil {
 		label := "false"
@@ -73,15 +76,15 @@ func (m *Metrics) Resized(took time.Duration, ok bool) {
 	}
 }
 
-// ResizeInfeasible counts an infeasible resize. detail is the label of the reason.
+// ResizeInfeasible counts a resize that can never be executed. detail is the label of the reason.
 func (m *Metrics) ResizeInfeasible(detail string) {
 	if m != nil {
 		m.resizes.infeasible.WithLabelValues(detail).Inc()
 	}
 }
 
-// ResizeAccepted records that a resize was accepted after it was deferred. trigger is the reason
-// for the retry.
+// ResizeAccepted records how long a resize was deferred before it was accepted. trigger is the reason for the
+// retry that has succeeded.
 func (m *Metrics) ResizeAccepted(pod *v1.Pod, trigger string, after time.Duration) {
 	if m != nil {
 		m.resizes.accepted.WithLabelValues(trigger).Inc()
@@ -89,7 +92,7 @@ func (m *Metrics) ResizeAccepted(pod *v1.Pod, trigger string, after time.Duratio
 	}
 }
 
-// resizeMetrics count resizes of pods.
+// resizeMetrics are the metrics of in-place resizes of pods.
 type resizeMetrics struct {
 	requested            *prometheus.CounterVec
 	resized, deferred    *prometheus.HistogramVec

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// runtimeMetrics are the metrics of the container runtime: sandboxes, events and reading the state of pods.
 type runtimeMetrics struct {
 	sandbox                            *prometheus.HistogramVec
 	sandboxErrors                      *prometheus.CounterVec
@@ -32,7 +33,8 @@ func (m *runtimeMetrics) fill(s *set) {
 	m.keptSoftly = s.gauge(prefix+"memory_qos_node_memory_low_bytes", "[ALPHA] Total cgroup v2 memory.low in bytes for Burstable pods. This memory is soft-reserved and may be reclaimed under extreme pressure.")
 }
 
-// SandboxMade records the creation of a sandbox.
+// SandboxMade records the duration and the result of the creation of a sandbox with a runtime handler; "" is
+// the default handler.
 func (m *Metrics) SandboxMade(handler string, took time.Duration, err error) {
 	if m == nil {
 		return
@@ -43,8 +45,8 @@ func (m *Metrics) SandboxMade(handler string, took time.Duration, err error) {
 	}
 }
 
-// PodRelisted records that the state of one pod was read from the runtime. It also counts as a relist,
-// because this kubelet reads pods on events and never all of them together.
+// PodRelisted records how long it took to read the state of one pod from the runtime. It also counts as a
+// relist of all pods, because this kubelet reads pods on events and never all of them together.
 func (m *Metrics) PodRelisted(took time.Duration) {
 	if m == nil {
 		return
@@ -58,7 +60,8 @@ func (m *Metrics) PodRelisted(took time.Duration) {
 	}
 }
 
-// EventReceived records an event of the runtime. happened is its time; zero means unknown.
+// EventReceived records an event of the runtime and its delay. happened is the time of the event; zero means
+// unknown.
 func (m *Metrics) EventReceived(happened time.Time) {
 	if m == nil {
 		return
@@ -70,7 +73,7 @@ func (m *Metrics) EventReceived(happened time.Time) {
 	}
 }
 
-// EventStreamOpened records whether the runtime's event stream was opened.
+// EventStreamOpened counts an attempt to open the runtime's event stream. err is its result.
 func (m *Metrics) EventStreamOpened(err error) {
 	switch {
 	case m == nil:
@@ -81,7 +84,8 @@ func (m *Metrics) EventStreamOpened(err error) {
 	}
 }
 
-// MemoryProtected records the protected memory of Guaranteed and of Burstable pods in bytes.
+// MemoryProtected records how much memory of Guaranteed and of Burstable pods is protected from reclaim, in
+// bytes.
 func (m *Metrics) MemoryProtected(guaranteed, burstable int64) {
 	if m != nil {
 		m.runtime.kept.Set(float64(guaranteed))

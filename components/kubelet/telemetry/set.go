@@ -7,24 +7,25 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// set is a list of collectors that are registered together.
+// set is a list of collectors that are registered together as one collector. Its methods create metrics and
+// add them to the list.
 type set []prometheus.Collector
 
-// Describe implements prometheus.Collector.
+// Describe sends the descriptions of all metrics to ch.
 func (s set) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range s {
 		c.Describe(ch)
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect sends all metrics to ch.
 func (s set) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range s {
 		c.Collect(ch)
 	}
 }
 
-// prefix is the prefix of the kubelet's metrics.
+// prefix is the prefix of the names of most metrics of the kubelet.
 const prefix = "kubelet_"
 
 func (s *set) counter(name, help string) prometheus.Counter {
@@ -51,7 +52,7 @@ func (s *set) gauges(name, help string, labels ...string) *prometheus.GaugeVec {
 	return g
 }
 
-// histogram adds a histogram. If buckets is nil, it has Prometheus' default buckets.
+// histogram adds a histogram. Nil buckets mean Prometheus' default buckets.
 func (s *set) histogram(name, help string, buckets []float64) prometheus.Histogram {
 	h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
 	*s = append(*s, h)

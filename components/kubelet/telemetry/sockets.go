@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Sockets counts requests to the APIs on sockets of the node. Its methods are safe for concurrent use. On a nil receiver they do
-// nothing.
+// Sockets has the metrics of requests to the gRPC APIs that the kubelet serves on sockets of the node. Its
+// methods are safe for concurrent use. On a nil receiver they do nothing.
 type Sockets struct {
 	asked            *prometheus.CounterVec
 	askedFor, failed map[string]*prometheus.CounterVec // by method
@@ -33,7 +33,8 @@ func (m *Sockets) fill(s *set) {
 	m.podsLost = s.counter(prefix+"pod_watch_events_dropped_total", "[ALPHA] Cumulative number of pod watch events dropped.")
 }
 
-// PodResourcesRequest counts a request to the PodResources API and its result.
+// PodResourcesRequest counts a request to the PodResources API and its result. version is the API version,
+// such as "v1".
 func (m *Sockets) PodResourcesRequest(method, version string, err error) {
 	if m == nil {
 		return
@@ -47,7 +48,8 @@ func (m *Sockets) PodResourcesRequest(method, version string, err error) {
 	}
 }
 
-// PodsAPIRequest counts a request to the pods API and its result.
+// PodsAPIRequest counts a request to the pods API. version is the API version, and code the gRPC code of the
+// result.
 func (m *Sockets) PodsAPIRequest(method, version, code string) {
 	if m == nil {
 		return
@@ -58,7 +60,7 @@ func (m *Sockets) PodsAPIRequest(method, version, code string) {
 	}
 }
 
-// PodsAPIEventDropped counts a watch that was closed because the client was too slow.
+// PodsAPIEventDropped counts a watch of the pods API that was closed because its client was too slow.
 func (m *Sockets) PodsAPIEventDropped() {
 	if m != nil {
 		m.podsLost.Inc()

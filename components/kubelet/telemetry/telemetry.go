@@ -2,8 +2,9 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are the metrics of a kubelet: its methods record what the pod workers do, and its fields are the metrics
-// of the other parts. Its methods are safe for concurrent use. On a nil receiver they do nothing.
+// Metrics are all metrics of a kubelet that are updated by events. Its methods record what the pod workers
+// do, and its fields are the metrics of the other parts. Its methods are safe for concurrent use. On a nil
+// receiver they do nothing.
 type Metrics struct {
 	set
 	Images     Images
@@ -26,7 +27,7 @@ type Metrics struct {
 
 var _ prometheus.Collector = (*Metrics)(nil)
 
-// New creates Metrics.
+// New returns Metrics without values. The caller must register it with Prometheus.
 func New() *Metrics {
 	m := &Metrics{}
 	for _, topic := range []interface{ fill(*set) }{

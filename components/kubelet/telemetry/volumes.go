@@ -7,7 +7,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Volumes measures operations on volumes. Its methods are safe for concurrent use. On a nil receiver they do nothing.
+// Volumes has the metrics of operations on volumes and of calls to CSI drivers. Its methods are safe for
+// concurrent use. On a nil receiver they do nothing.
 type Volumes struct{ stored, calls *prometheus.HistogramVec }
 
 func (m *Volumes) fill(s *set) {
@@ -16,7 +17,7 @@ func (m *Volumes) fill(s *set) {
 	m.calls = s.histograms("csi_operations_seconds", "[ALPHA] Container Storage Interface operation duration with gRPC error code status total", buckets, "driver_name", "method_name", "grpc_status_code", "migrated")
 }
 
-// podVolumeMetrics count the volumes of pods that are found when the kubelet starts.
+// podVolumeMetrics count the volumes of pods that are found on disk when the kubelet starts.
 type podVolumeMetrics struct{ rebuilt, rebuiltErrors, swept, sweptErrors prometheus.Counter }
 
 func (m *podVolumeMetrics) fill(s *set) {
@@ -26,8 +27,8 @@ func (m *podVolumeMetrics) fill(s *set) {
 	m.sweptErrors = s.counter("force_cleaned_failed_volume_operation_errors_total", "[ALPHA] The number of volumes that failed force cleanup after their reconstruction failed during kubelet startup.")
 }
 
-// VolumesFound records the volumes found on disk when the kubelet started, and the pods whose
-// volumes could not be read.
+// VolumesFound counts the n volumes of a pod that were found on disk when the kubelet started. failed is 1 if
+// the volumes of the pod could not be read, otherwise 0.
 func (m *Metrics) VolumesFound(n, failed int) {
 	if m != nil {
 		m.podVolumes.rebuilt.Add(float64(n + failed))
@@ -35,7 +36,8 @@ func (m *Metrics) VolumesFound(n, failed int) {
 	}
 }
 
-// OrphanVolumesCleaned records the cleanup of the volumes of an orphaned pod.
+// OrphanVolumesCleaned counts the n volumes of an orphaned pod that were torn down when the kubelet started.
+// err is the result.
 func (m *Metrics) OrphanVolumesCleaned(n int, err error) {
 	if m == nil {
 		return
@@ -46,8 +48,8 @@ func (m *Metrics) OrphanVolumesCleaned(n int, err error) {
 	}
 }
 
-// VolumeOperation records a volume operation with upstream's names, such as "volume_mount" of
-// "kubernetes.io/secret".
+// VolumeOperation records the duration and the result of an operation on a volume. plugin and operation have
+// upstream's names, such as "kubernetes.io/secret" and "volume_mount".
 func (m *Volumes) VolumeOperation(plugin, operation string, took time.Duration, err error) {
 	if m == nil {
 		return
@@ -59,7 +61,8 @@ func (m *Volumes) VolumeOperation(plugin, operation string, took time.Duration, 
 	m.stored.WithLabelValues(plugin, operation, result, "false").Observe(took.Seconds())
 }
 
-// DriverCall records a call to a volume driver. method is the full name of the method.
+// DriverCall records the duration and the result of a call to a CSI driver. method is the full name of the
+// gRPC method.
 func (m *Volumes) DriverCall(driver, method string, took time.Duration, err error) {
 	if m != nil {
 		m.calls.WithLabelValues(driver, method, status.Code(err).String(), "false").Observe(took.Seconds())

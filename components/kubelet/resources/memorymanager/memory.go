@@ -44,16 +44,18 @@ type Config struct {
 	Metrics *telemetry.Allocation
 }
 
-// Manager allocates memory on NUMA nodes. Its methods are safe for concurrent use.
+// Manager allocates memory and huge pages on NUMA nodes to containers, and saves the allocations in a file.
+// Its methods are safe for concurrent use.
 type Manager struct {
 	cfg Config
 
+	// mu guards assignments, the allocated blocks by pod and container.
 	mu          sync.Mutex // guards assignments
 	assignments map[types.UID]map[string][]Block
 }
 
-// HasAllocations reports whether a state file contains allocations. Without a Manager they would never be
-// released. It is no error if the file does not exist.
+// HasAllocations reports whether a state file contains allocations of memory. Without a Manager they would
+// never be released. A file that does not exist has none.
 func HasAllocations(file string) (bool, error) {
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
@@ -116,7 +118,8 @@ func (m *Manager) save() error {
 	return atomicfile.Write(atomicfile.File{Path: m.cfg.File, Data: raw, Mode: 0o600})
 }
 
-// requests returns the bytes to allocate to a container by memory type, or nil for none.
+// requests returns the bytes that must be allocated to a container, by memory type, or nil if its pod is not
+// Guaranteed or has pod-level resources.
 func (m *Manager) requests(pod *v1.Pod, c *v1.Container) map[v1.ResourceName]int64 {
 	if !m.cfg.Guaranteed(pod) || resource.IsPodLevelResourcesSet(pod) {
 		return nil
@@ -133,14 +136,16 @@ func (m *Manager) requests(pod *v1.Pod, c *v1.Container) map[v1.ResourceName]int
 	return out
 }
 
-// Hints implements topology.Provider.
+// Hints returns the sets of NUMA nodes from which the memory of the container can be allocated, or nil if it
+// gets none. It implements topology.Provider.
 func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.hints(pod, m.requests(pod, c), m.assignments[pod.UID][c.Name])
 }
 
-// PodHints implements topology.Provider.
+// PodHints returns the hints for the memory of all containers of the pod together. It implements
+// topology.Provider.
 func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -157,9 +162,9 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	return m.hints(pod, all, own)
 }
 
-// hints returns the hints for requests of all memory types together; each type has the same hints.
-// own is the memory that the pod has already, such as after a restart of the kubelet; the pod keeps
-// it. The caller must hold mu.
+// hints returns the hints for requests of all memory types together; each type has the same hints. want are
+// the bytes by memory type. own is the memory that the pod already has, such as after a restart of the
+// kubelet; the pod keeps it. The caller must hold mu.
 func (m *Manager) hints(pod *v1.Pod, want map[v1.ResourceName]int64, own []Block) topology.Hints {
 	if len(want) == 0 {
 		return nil
@@ -176,9 +181,8 @@ func (m *Manager) hints(pod *v1.Pod, want map[v1.ResourceName]int64, own []Block
 	return out
 }
 
-// assignedHints returns the hints for memory that is allocated already: its NUMA nodes. It returns nil if
-// the allocated size differs from the request, such as for a container whose memory was reused by
-// later containers.
+// assignedHints returns the hints for memory that is already allocated: its NUMA nodes. It returns nil if the
+// allocated size differs from the request, such as for a container whose memory later containers have reused.
 func assignedHints(want map[v1.ResourceName]int64, own []Block) topology.Hints {
 	out := topology.Hints{}
 	for name, size := range want {
@@ -197,8 +201,9 @@ func assignedHints(want map[v1.ResourceName]int64, own []Block) topology.Hints {
 	return out
 }
 
-// fitting returns the sets of NUMA nodes that can satisfy all requests. A node is allocated either
-// alone or always in the same group of nodes. The caller must hold mu.
+// fitting returns the sets of NUMA nodes that can satisfy all requests of want. A node is allocated either
+// alone or always in the same group of nodes, so sets that overlap a group are excluded. The caller must hold
+// mu.
 func (m *Manager) fitting(pod *v1.Pod, want map[v1.ResourceName]int64) []topology.Hint {
 	nodes := machineState(m.cfg.Machine, m.cfg.Reserved, m.assignments)
 	all := m.cfg.Machine.All()
@@ -222,7 +227,8 @@ func (m *Manager) fitting(pod *v1.Pod, want map[v1.ResourceName]int64) []topolog
 	})
 }
 
-// splitsGroup reports whether s overlaps a group of allocated nodes without being equal to it.
+// splitsGroup reports whether s overlaps a group of allocated nodes without being equal to it, or has a node
+// that does not exist.
 func (m *Manager) splitsGroup(nodes map[int]*nodeState, s numa.Set) bool {
 	for _, id := range s.IDs() {
 		if n := nodes[id]; n == nil || n.Assignments > 0 && n.group() != s {
@@ -232,8 +238,9 @@ func (m *Manager) splitsGroup(nodes map[int]*nodeState, s numa.Set) bool {
 	return false
 }
 
-// reusable returns the memory that the pod's containers that terminate before other containers
-// start, such as init containers, have on exactly the NUMA nodes s. The caller must hold mu.
+// reusable returns the bytes of the memory type kind that later containers of the pod can reuse on exactly
+// the NUMA nodes s: those of containers that terminate before the next one starts, such as init containers.
+// The caller must hold mu.
 func (m *Manager) reusable(pod *v1.Pod, s numa.Set, kind v1.ResourceName) int64 {
 	var out int64
 	for name, blocks := range m.assignments[pod.UID] {
@@ -249,8 +256,8 @@ func (m *Manager) reusable(pod *v1.Pod, s numa.Set, kind v1.ResourceName) int64 
 	return out
 }
 
-// freeInactive frees the memory of pods that are not active, except the pod `but`. The caller must hold
-// mu.
+// freeInactive frees the memory of pods that have terminated or do not exist any more, except that of the pod
+// `but`. The caller must hold mu.
 func (m *Manager) freeInactive(but types.UID) {
 	if len(m.assignments) == 0 {
 		return
@@ -259,7 +266,9 @@ func (m *Manager) freeInactive(but types.UID) {
 	maps.DeleteFunc(m.assignments, func(uid types.UID, _ map[string][]Block) bool { return gone(uid) })
 }
 
-// Allocate implements topology.Provider.
+// Allocate allocates the memory that a container requests, on the NUMA nodes or more of them. The allocation
+// is final after Settle. It returns an error if there is too little free memory. It implements
+// topology.Provider.
 func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
 	want := m.requests(pod, c)
 	if len(want) == 0 {
@@ -288,8 +297,8 @@ func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, node
 	return nil
 }
 
-// choose chooses the NUMA nodes for a container: the requested nodes, extended by others if they do
-// not suffice. The caller must hold mu.
+// choose returns the NUMA nodes to allocate the requests of want on: nodes, extended by others if they do not
+// suffice. It returns an error if no set suffices. The caller must hold mu.
 func (m *Manager) choose(pod *v1.Pod, want map[v1.ResourceName]int64, nodes numa.Set) (numa.Set, error) {
 	var best *topology.Hint
 	list := m.fitting(pod, want)
@@ -311,8 +320,8 @@ func (m *Manager) choose(pod *v1.Pod, want map[v1.ResourceName]int64, nodes numa
 	return 0, errors.New("[memorymanager] failed to find NUMA nodes to extend the current topology hint")
 }
 
-// reuse takes up to n bytes from the pod's containers that terminate before other containers start.
-// The caller must hold mu.
+// reuse takes up to n bytes of the memory type kind on the NUMA nodes s from the pod's containers that
+// terminate before the next one starts. The caller must hold mu.
 func (m *Manager) reuse(pod *v1.Pod, s numa.Set, kind v1.ResourceName, n int64) {
 	for c := range topology.Containers(pod) {
 		if !topology.TerminatesBeforeNext(pod, c.Name) {
@@ -328,14 +337,15 @@ func (m *Manager) reuse(pod *v1.Pod, s numa.Set, kind v1.ResourceName, n int64) 
 	}
 }
 
-// Settle implements topology.Provider.
+// Settle keeps the memory allocated to a pod and writes the state file if ok is true, and otherwise frees it,
+// because the pod is rejected. It implements topology.Provider.
 func (m *Manager) Settle(pod *v1.Pod, ok bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return topology.Settle(m.assignments, pod.UID, ok, m.save)
 }
 
-// Release frees the memory of a terminated pod.
+// Release frees the memory of a terminated pod and writes the state file. A pod without memory is no error.
 func (m *Manager) Release(pod types.UID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -346,7 +356,8 @@ func (m *Manager) Release(pod types.UID) error {
 	return m.save()
 }
 
-// Nodes returns the NUMA nodes that a container's memory is restricted to; 0 means no restriction.
+// Nodes returns the NUMA nodes that the memory of a container is restricted to; the empty set means no
+// restriction.
 func (m *Manager) Nodes(pod types.UID, container string) numa.Set {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -357,7 +368,7 @@ func (m *Manager) Nodes(pod types.UID, container string) numa.Set {
 	return s
 }
 
-// Blocks returns a copy of a container's memory blocks.
+// Blocks returns a copy of the memory blocks that are allocated to a container.
 func (m *Manager) Blocks(pod types.UID, container string) []Block {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -379,8 +390,9 @@ func (m *Manager) Allocatable() []Block {
 	return out
 }
 
-// Reserve checks that the memory reserved per NUMA node adds up to what the node reserves of each
-// memory type, and sets missing values to zero.
+// Reserve returns the memory reserved on each NUMA node of the machine. given is the configured memory by
+// node and memory type. It returns an error if a configured node does not exist, or if the sum of a memory
+// type does not equal all, what the node as a whole reserves of it.
 func Reserve(machine numa.Machine, given map[int]map[v1.ResourceName]int64, all map[v1.ResourceName]int64) (map[int]map[v1.ResourceName]int64, error) {
 	sum := map[v1.ResourceName]int64{}
 	for id, kinds := range given {

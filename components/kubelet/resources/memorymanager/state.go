@@ -14,13 +14,14 @@ import (
 	"hyperkube/components/kubelet/resources/numa"
 )
 
-// Block is memory of one type that a container has on some NUMA nodes.
+// Block is memory of one type that is allocated to a container on a set of NUMA nodes.
 type Block struct {
 	Nodes []int           `json:"numaAffinity"`
 	Type  v1.ResourceName `json:"type"`
 	Size  int64           `json:"size"` // bytes
 }
 
+// set returns the NUMA nodes of the block.
 func (b *Block) set() numa.Set { return numa.Of(b.Nodes...) }
 
 // table is the accounting of one memory type on a NUMA node, in bytes.
@@ -32,7 +33,7 @@ type table struct {
 	Free           int64 `json:"free"`
 }
 
-// nodeState is the state of a NUMA node.
+// nodeState is the accounting of one NUMA node. Assignments is the number of blocks on it.
 type nodeState struct {
 	Assignments int                        `json:"numberOfAssignments"`
 	Memory      map[v1.ResourceName]*table `json:"memoryMap"`
@@ -40,9 +41,10 @@ type nodeState struct {
 	Group []int `json:"cells"`
 }
 
+// group returns the NUMA nodes of Group.
 func (n *nodeState) group() numa.Set { return numa.Of(n.Group...) }
 
-// state is the content of the state file. The checksum covers the other fields.
+// state is the content of the state file, in upstream's format. The checksum covers the other fields.
 type state struct {
 	Policy   string                           `json:"policyName"`
 	Machine  map[int]*nodeState               `json:"machineState"`
@@ -50,8 +52,10 @@ type state struct {
 	Checksum uint32                           `json:"checksum"`
 }
 
+// policy is the name of the policy in the state file.
 const policy = "Static"
 
+// decode decodes the content of a state file. An invalid block is an error.
 func decode(raw []byte) (*state, error) {
 	s := &state{}
 	if err := json.Unmarshal(raw, s); err != nil {
@@ -69,6 +73,7 @@ func decode(raw []byte) (*state, error) {
 	return s, nil
 }
 
+// encode returns the content of a state file with the checksum of s.
 func encode(s state) ([]byte, error) {
 	s.Checksum = 0
 	raw, err := json.Marshal(s)
@@ -81,8 +86,8 @@ func encode(s state) ([]byte, error) {
 	return json.Marshal(s)
 }
 
-// machineState computes the state of all NUMA nodes from the allocated blocks. Blocks on several nodes fill
-// the nodes in ascending order.
+// machineState computes the accounting of all NUMA nodes of the machine from the reserved memory and the
+// allocated blocks given, by pod and container. Blocks on several nodes fill the nodes in ascending order.
 func machineState(machine numa.Machine, reserved map[int]map[v1.ResourceName]int64, given map[types.UID]map[string][]Block) map[int]*nodeState {
 	out := map[int]*nodeState{}
 	for i := range machine {

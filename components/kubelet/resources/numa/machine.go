@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// Node is one NUMA node.
+// Node is one NUMA node of the machine.
 type Node struct {
 	ID   int
 	CPUs cpuset.CPUSet
@@ -24,11 +24,12 @@ type Node struct {
 	Distances []int
 }
 
-// Machine lists all NUMA nodes by ID. It is immutable.
+// Machine lists all NUMA nodes of a machine by ID. It is immutable.
 type Machine []Node
 
-// Read reads the NUMA nodes from sysfs. root is usually /sys/devices/system/node. Without NUMA
-// support in the kernel the error wraps os.ErrNotExist.
+// Read returns the online NUMA nodes of the machine. root is the sysfs directory, usually
+// /sys/devices/system/node. Without NUMA support in the kernel the error wraps os.ErrNotExist. More than
+// MaxNodes are an error.
 func Read(root string) (Machine, error) {
 	raw, err := os.ReadFile(filepath.Join(root, "online"))
 	if err != nil {
@@ -52,6 +53,7 @@ func Read(root string) (Machine, error) {
 	return out, nil
 }
 
+// readNode returns the CPUs, memory and distances of the node id in the sysfs directory dir.
 func readNode(dir string, id int) (Node, error) {
 	n := Node{ID: id, Memory: map[v1.ResourceName]int64{}}
 	raw, err := os.ReadFile(filepath.Join(dir, "cpulist"))
@@ -98,8 +100,8 @@ func readNode(dir string, id int) (Node, error) {
 	return n, nil
 }
 
-// total returns the memory size in a node's meminfo file, which has lines such as "Node 0 MemTotal:
-// 8145180 kB".
+// total returns the memory size in bytes in the content of a node's meminfo file, which has lines such as
+// "Node 0 MemTotal: 8145180 kB".
 func total(meminfo string) (int64, error) {
 	for line := range strings.Lines(meminfo) {
 		f := strings.Fields(line)
@@ -111,7 +113,7 @@ func total(meminfo string) (int64, error) {
 	return 0, errors.New("MemTotal is missing")
 }
 
-// Flat returns a machine with a single node, for kernels without NUMA support.
+// Flat returns a machine with a single node 0 that has all CPUs and memory, for kernels without NUMA support.
 func Flat(cpus cpuset.CPUSet, memory map[v1.ResourceName]int64) Machine {
 	return Machine{{CPUs: cpus, Memory: memory, Distances: []int{10}}}
 }
@@ -135,7 +137,7 @@ func (m Machine) OfCPU(cpu int) int {
 	return 0
 }
 
-// Distance returns the average distance between the nodes of a set.
+// Distance returns the average distance between the nodes of a set, or 0 if it is unknown.
 func (m Machine) Distance(s Set) float64 {
 	sum, count := 0, 0
 	for i := range m {

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// MaxNodes is the maximum number of NUMA nodes of a Set.
+// MaxNodes is the maximum number of NUMA nodes that a Set can contain.
 const MaxNodes = 64
 
-// Set is a set of NUMA nodes, whose IDs are below Most.
+// Set is a set of NUMA nodes, whose IDs are below MaxNodes. The zero value is the empty set.
 type Set uint64
 
-// Of returns a set. IDs that are out of range are ignored.
+// Of returns the set of the nodes with these IDs. IDs that are out of range are ignored.
 func Of(ids ...int) Set {
 	var s Set
 	for _, id := range ids {
@@ -26,13 +26,13 @@ func Of(ids ...int) Set {
 	return s
 }
 
-// Has reports whether a node is in the set.
+// Has reports whether the node with the ID is in the set.
 func (s Set) Has(id int) bool { return id >= 0 && id < MaxNodes && s&(1<<id) != 0 }
 
 // Count returns the number of nodes in the set.
 func (s Set) Count() int { return bits.OnesCount64(uint64(s)) }
 
-// IDs returns the nodes in ascending order.
+// IDs returns the IDs of the nodes in ascending order.
 func (s Set) IDs() []int {
 	var out []int
 	for rest := uint64(s); rest != 0; rest &= rest - 1 {
@@ -41,7 +41,7 @@ func (s Set) IDs() []int {
 	return out
 }
 
-// Narrower reports whether s has fewer nodes than t or, with the same number, lower ones.
+// Narrower reports whether s has fewer nodes than t or, with the same number of nodes, lower ones.
 func (s Set) Narrower(t Set) bool {
 	if a, b := s.Count(), t.Count(); a != b {
 		return a < b
@@ -49,7 +49,8 @@ func (s Set) Narrower(t Set) bool {
 	return s < t
 }
 
-// String returns the nodes as a comma-separated list without ranges, such as "0,1".
+// String returns the node IDs as a comma-separated list without ranges, such as "0,1", as the kernel expects
+// it for cpuset.mems.
 func (s Set) String() string {
 	var out []string
 	for _, id := range s.IDs() {
@@ -58,7 +59,7 @@ func (s Set) String() string {
 	return strings.Join(out, ",")
 }
 
-// Subsets iterates over all non-empty subsets, in the order of their size.
+// Subsets iterates over all non-empty subsets, the smallest first.
 func (s Set) Subsets() iter.Seq[Set] {
 	return func(yield func(Set) bool) {
 		ids := s.IDs()

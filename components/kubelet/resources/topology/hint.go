@@ -8,11 +8,11 @@ import (
 	"hyperkube/components/kubelet/resources/numa"
 )
 
-// Hint is a set of NUMA nodes that can satisfy a request.
+// Hint is a set of NUMA nodes from which a request for a resource can be satisfied.
 type Hint struct {
-	// Nodes is 0 if any nodes can.
+	// Nodes is the empty set if the nodes do not matter.
 	Nodes numa.Set
-	// Preferred: no smaller set of nodes could satisfy it.
+	// Preferred means that no smaller set of nodes could satisfy the request.
 	Preferred bool
 }
 
@@ -20,18 +20,19 @@ type Hint struct {
 // An empty list means that the request cannot be satisfied.
 type Hints map[string][]Hint
 
-// merger finds the best hint for all resources.
+// merger finds the NUMA nodes that suit all resources of a container or pod best.
 type merger struct {
 	all     numa.Set
 	machine numa.Machine
-	// closest prefers nodes with a small distance to each other.
+	// closest prefers nodes with a small distance to each other (option prefer-closest-numa-nodes).
 	closest bool
 	// aim is the target number of nodes for hints that are not preferred: the largest of the
 	// minimum node counts of all resources.
 	aim int
 }
 
-// merge compares all combinations of one hint per resource.
+// merge returns the best intersection of one hint of each resource, by comparing all combinations. lists are
+// the hints by resource. Without a combination it returns all nodes, not preferred.
 func (m *merger) merge(lists [][]Hint) Hint {
 	m.aim = 0
 	for _, list := range lists {
@@ -85,7 +86,8 @@ func (m *merger) intersect(hints []Hint) Hint {
 	return out
 }
 
-// better returns the better one of now, which may be nil, and other.
+// better returns the better of two merged hints: now, which may be nil, and other. An empty set of nodes is
+// never better.
 func (m *merger) better(now *Hint, other Hint) *Hint {
 	if other.Nodes == 0 {
 		return now
@@ -119,7 +121,8 @@ func (m *merger) better(now *Hint, other Hint) *Hint {
 	return take(m.narrower(other.Nodes, now.Nodes))
 }
 
-// narrower reports whether a is preferred to b.
+// narrower reports whether a has fewer nodes than b or, with the same number, is closer together if closest
+// is set, or has lower nodes.
 func (m *merger) narrower(a, b numa.Set) bool {
 	if !m.closest || a.Count() != b.Count() {
 		return a.Narrower(b)

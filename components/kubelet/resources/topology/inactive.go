@@ -5,9 +5,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Inactive returns a function that reports whether a pod is not active, so that its resources can be
-// freed. The pod `but` always counts as active. Before known reports that active returns all pods,
-// no pod counts as inactive. If known is nil, active always returns all pods.
+// Inactive returns a function that reports whether a pod is not active, so that the resources allocated to it
+// can be freed. active returns the pods that have not terminated. The pod `but` always counts as active,
+// because it is being admitted. While known returns false, active may be incomplete and no pod counts as
+// inactive. A nil known means that active is always complete.
 func Inactive(active func() []*v1.Pod, known func() bool, but types.UID) func(types.UID) bool {
 	if known != nil && !known() {
 		return func(types.UID) bool { return false }
@@ -19,9 +20,9 @@ func Inactive(active func() []*v1.Pod, known func() bool, but types.UID) func(ty
 	return func(uid types.UID) bool { return !stay[uid] }
 }
 
-// Settle implements Provider.Settle for a provider that stores allocations in a map. With ok it
-// saves the allocations. Without ok, or if saving fails, it removes those of the pod. The caller
-// must hold the lock of the map.
+// Settle implements Provider.Settle for a provider that stores allocations in the map held, by pod. If ok is
+// true, it saves the allocations. Otherwise, or if saving fails, it removes those of the pod. The caller must
+// hold the lock of the map.
 func Settle[T any](held map[types.UID]T, pod types.UID, ok bool, save func() error) error {
 	if _, has := held[pod]; !has {
 		return nil

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Admission policies and the scopes that they apply to.
+// Policies of the topology manager, and the scopes that they apply to, as in KubeletConfiguration.
 const (
 	None       = "none"
 	BestEffort = "best-effort"
@@ -28,7 +28,7 @@ const (
 	ScopePod       = "pod"
 )
 
-// Policy options.
+// Names of the policy options.
 const (
 	optionClosest  = "prefer-closest-numa-nodes"
 	optionMostNUMA = "max-allowable-numa-nodes"
@@ -38,8 +38,8 @@ const (
 // merge hints grows exponentially with the number of nodes.
 const defaultMaxNodes = 8
 
-// Provider manages a resource that is assigned to containers exclusively. Its methods are not
-// called for two pods at the same time.
+// Provider manages a resource that is allocated to containers exclusively. Its methods are not called for two
+// pods at the same time.
 type Provider interface {
 	// Hints returns the sets of nodes that can satisfy the request of a container; PodHints those
 	// that can satisfy the requests of all containers of a pod.
@@ -48,7 +48,8 @@ type Provider interface {
 	// Allocate allocates the resource that a container requests, preferably on the given nodes; 0
 	// means no preference. It is called for the containers in their start order.
 	Allocate(ctx context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error
-	// Settle keeps the allocations of the pod or, if ok is false, reverts them.
+	// Settle keeps and saves the allocations of the pod or, if ok is false, reverts them. After an error they
+	// are reverted.
 	Settle(pod *v1.Pod, ok bool) error
 }
 
@@ -63,7 +64,8 @@ type Config struct {
 	Metrics *telemetry.Allocation
 }
 
-// Manager admits pods. Its methods are safe for concurrent use.
+// Manager aligns the resources of all providers by NUMA node when pods are admitted. Its methods are safe for
+// concurrent use.
 type Manager struct {
 	cfg     Config
 	closest bool
@@ -71,11 +73,12 @@ type Manager struct {
 	mu sync.Mutex // held during the admission of a pod
 }
 
-// ErrAffinity means that the policy rejects the pod.
+// ErrAffinity is the error for a pod that the policy rejects, because its resources cannot be aligned.
 var ErrAffinity = errors.New("Resources cannot be allocated with Topology locality") //nolint:staticcheck // users see it
 
-// Check validates a policy, its scope and its options. It returns the maximum number of NUMA nodes
-// and whether closest nodes are preferred. It does not check the number of nodes of the machine.
+// Check validates a policy, its scope and its options. most is the maximum number of NUMA nodes that the
+// options allow, and closest is true if nodes that are close to each other are preferred. It does not check
+// the number of nodes of the machine.
 func Check(policy, scope string, options map[string]string) (most int, closest bool, err error) {
 	if !slices.Contains([]string{"", None, BestEffort, Restricted, SingleNode}, policy) {
 		return 0, false, fmt.Errorf("topologyManagerPolicy %q: want none, best-effort, restricted or single-numa-node", policy)
@@ -107,7 +110,8 @@ func Check(policy, scope string, options map[string]string) (most int, closest b
 	return most, closest, nil
 }
 
-// New creates a Manager.
+// New returns a Manager. It returns an error if the configuration is not valid, or if a policy other than
+// none is configured on a machine with too many NUMA nodes.
 func New(cfg Config) (*Manager, error) {
 	most, closest, err := Check(cfg.Policy, cfg.Scope, cfg.Options)
 	if err != nil {
@@ -119,9 +123,9 @@ func New(cfg Config) (*Manager, error) {
 	return &Manager{cfg: cfg, closest: closest}, nil
 }
 
-// Admit allocates the exclusive resources of a pod's containers. If it fails, it changes nothing.
-// An error that wraps ErrAffinity means that the policy rejects the pod; any other error is that of
-// a provider.
+// Admit allocates the exclusive resources of a pod's containers. After an error the allocations are reverted;
+// if a provider fails to save its allocation, those of other providers remain until the pod is inactive. An
+// error that wraps ErrAffinity means that the policy rejects the pod; any other error is that of a provider.
 func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -138,6 +142,8 @@ func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) error {
 	return errors.Join(errs...)
 }
 
+// admit aligns and allocates the resources of a pod, as a whole or by container depending on the scope. After
+// an error the caller must revert the allocations.
 func (m *Manager) admit(ctx context.Context, pod *v1.Pod) error {
 	var whole numa.Set
 	byPod := m.cfg.Scope == ScopePod && m.enabled()
@@ -170,7 +176,7 @@ func (m *Manager) admit(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// countAlignment counts the results of the policy single-numa-node.
+// countAlignment counts in the metrics whether the policy single-numa-node could align a container or pod.
 func (m *Manager) countAlignment(scope string, ok bool) {
 	if m.cfg.Policy == SingleNode {
 		m.cfg.Metrics.Aligned(scope, telemetry.OnNUMANode, ok)
@@ -180,8 +186,8 @@ func (m *Manager) countAlignment(scope string, ok bool) {
 // enabled reports whether a policy other than none is configured.
 func (m *Manager) enabled() bool { return m.cfg.Policy != "" && m.cfg.Policy != None }
 
-// place merges the hints of all providers for a container or a pod and returns the best nodes. It
-// returns ErrAffinity if the policy does not accept them.
+// place returns the NUMA nodes that suit the hints of all providers best. ask returns the hints of a provider
+// for the container or pod. It returns ErrAffinity if the policy does not accept the nodes.
 func (m *Manager) place(ask func(Provider) Hints) (numa.Set, error) {
 	var lists [][]Hint
 	for _, p := range m.cfg.Providers {
@@ -218,7 +224,8 @@ func (m *Manager) place(ask func(Provider) Hints) (numa.Set, error) {
 	return best.Nodes, nil
 }
 
-// Containers returns a pod's containers in their start order, init containers first.
+// Containers iterates over a pod's containers in their start order, init containers first. Ephemeral
+// containers are excluded.
 func Containers(pod *v1.Pod) func(yield func(*v1.Container) bool) {
 	return func(yield func(*v1.Container) bool) {
 		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -231,8 +238,8 @@ func Containers(pod *v1.Pod) func(yield func(*v1.Container) bool) {
 	}
 }
 
-// TerminatesBeforeNext reports whether a container terminates before the next one starts, so that its resources
-// can be reused.
+// TerminatesBeforeNext reports whether the container of that name is an init container other than a sidecar.
+// It terminates before the next container starts, so that its resources can be reused.
 func TerminatesBeforeNext(pod *v1.Pod, name string) bool {
 	for i := range pod.Spec.InitContainers {
 		if c := &pod.Spec.InitContainers[i]; c.Name == name {
@@ -242,9 +249,9 @@ func TerminatesBeforeNext(pod *v1.Pod, name string) bool {
 	return false
 }
 
-// Request returns the amount of a resource that all of a pod's containers need together; need
-// returns the amount of one container. Later containers reuse the resources of init containers that
-// terminate, but not those of sidecars.
+// Request returns how much of a resource all of a pod's containers need together. need returns the amount
+// that one container needs. Later containers reuse the resources of init containers that terminate, but not
+// those of sidecars.
 func Request(pod *v1.Pod, need func(*v1.Container) int64) int64 {
 	var sidecars, most, sum int64
 	for i := range pod.Spec.InitContainers {
@@ -262,9 +269,9 @@ func Request(pod *v1.Pod, need func(*v1.Container) int64) int64 {
 	return max(most, sidecars+sum)
 }
 
-// NewHints creates the hints for all sets of nodes that have enough of a resource. Sets of the
-// smallest possible size are preferred. has returns the total amount on a set of nodes, the free
-// amount, and whether the set can be used at all.
+// NewHints returns the hints for a request of the amount need: all subsets of the nodes all that have enough
+// free. Sets of the smallest possible size are preferred. has returns the total amount on a set of nodes, the
+// free amount, and whether the set can be used at all.
 func NewHints(all numa.Set, need int64, has func(numa.Set) (could, free int64, ok bool)) []Hint {
 	least := all.Count()
 	out := []Hint{}
