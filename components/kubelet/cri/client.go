@@ -20,8 +20,8 @@ import (
 // exceeds gRPC's default of 4 MiB.
 const maxMessage = 16 << 20
 
-// Client is a connection to a runtime. Its methods are safe for concurrent use. Tests set Runtime
-// and Images to a fake.
+// Client is a connection to a container runtime and its image service. Its methods are safe for concurrent
+// use. Tests set Runtime and Images to a fake.
 type Client struct {
 	Runtime runtimeapi.RuntimeServiceClient
 	Images  runtimeapi.ImageServiceClient
@@ -30,7 +30,7 @@ type Client struct {
 	Metrics *Metrics
 
 	timeout         time.Duration    // timeout of Dial
-	conn, imageConn *grpc.ClientConn // other is the connection of the image service, or nil if it is the runtime's
+	conn, imageConn *grpc.ClientConn // imageConn is the connection of the image service, or nil if it is the runtime's
 }
 
 // Dial returns a client of the runtime at endpoint, a socket path with or without "unix://". It
@@ -40,6 +40,7 @@ func Dial(endpoint string, within time.Duration, more ...grpc.DialOption) (*Clie
 	return dial(endpoint, within, NewMetrics(), more...)
 }
 
+// dial is Dial with the metrics that count the calls.
 func dial(endpoint string, within time.Duration, metrics *Metrics, more ...grpc.DialOption) (*Client, error) {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if !filepath.IsAbs(path) {
@@ -70,7 +71,8 @@ func dial(endpoint string, within time.Duration, metrics *Metrics, more ...grpc.
 	}, nil
 }
 
-// UseImageEndpoint makes c use the image service at another socket than the runtime's.
+// UseImageEndpoint makes c use the image service at the socket endpoint instead of the runtime's. It must be
+// called before c is used.
 func (c *Client) UseImageEndpoint(endpoint string) error {
 	other, err := dial(endpoint, c.timeout, c.Metrics)
 	if err != nil {
@@ -80,7 +82,7 @@ func (c *Client) UseImageEndpoint(endpoint string) error {
 	return nil
 }
 
-// Close closes the connections.
+// Close closes the connections. Calls in progress fail.
 func (c *Client) Close() error {
 	var errs []error
 	for _, conn := range []*grpc.ClientConn{c.conn, c.imageConn} {
@@ -91,5 +93,6 @@ func (c *Client) Close() error {
 	return errors.Join(errs...)
 }
 
-// WaitForReady returns the call option that waits until the runtime is available.
+// WaitForReady returns the call option that makes a call wait until the runtime is available, instead of
+// failing immediately.
 func WaitForReady() grpc.CallOption { return grpc.WaitForReady(true) }

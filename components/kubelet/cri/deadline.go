@@ -12,11 +12,11 @@ import (
 // methodPrefix is the prefix of the full names of CRI methods.
 const methodPrefix = "/runtime.v1."
 
-// deadlines limits the duration of calls, based on runtimeRequestTimeout, so that calls of a hung
-// runtime fail.
+// deadlines is runtimeRequestTimeout, from which the timeout of each call is derived, so that calls of a
+// runtime that hangs fail. Zero means no timeouts.
 type deadlines time.Duration
 
-// intercept implements grpc.UnaryClientInterceptor.
+// intercept is the interceptor of the connection that adds the timeout to a call.
 func (b deadlines) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	if within := b.timeout(method, req); within > 0 {
 		var cancel context.CancelFunc
@@ -26,8 +26,8 @@ func (b deadlines) intercept(ctx context.Context, method string, req, reply any,
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// timeout returns the timeout of a call; zero means none. RunPodSandbox has twice the timeout, and
-// the timeout in a request is added.
+// timeout returns the timeout of a call; zero means none. RunPodSandbox has twice the timeout. A timeout in
+// the request, such as the grace period, is added. Image pulls and commands without a timeout have none.
 func (b deadlines) timeout(method string, req any) time.Duration {
 	whole := time.Duration(b)
 	if whole == 0 {

@@ -9,13 +9,13 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Metrics are the metrics of CRI calls.
+// Metrics has the Prometheus metrics of CRI calls. It is a prometheus.Collector.
 type Metrics struct {
 	total, failed *prometheus.CounterVec
 	duration      *prometheus.HistogramVec
 }
 
-// NewMetrics creates Metrics.
+// NewMetrics returns Metrics without values.
 func NewMetrics() *Metrics {
 	return &Metrics{
 		total:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_total", Help: "Cumulative number of runtime operations by operation type."}, []string{"operation_type"}),
@@ -27,21 +27,22 @@ func NewMetrics() *Metrics {
 	}
 }
 
-// Describe implements prometheus.Collector.
+// Describe sends the descriptions of the metrics to ch.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.total.Describe(ch)
 	m.failed.Describe(ch)
 	m.duration.Describe(ch)
 }
 
-// Collect implements prometheus.Collector.
+// Collect sends the current metrics to ch.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.total.Collect(ch)
 	m.failed.Collect(ch)
 	m.duration.Collect(ch)
 }
 
-// operations maps method names to upstream's operation types.
+// operations are upstream's operation types, which are metrics labels, by CRI method. Other methods are not
+// counted.
 var operations = map[string]string{
 	"Version": "version", "Status": "status", "RunPodSandbox": "run_podsandbox", "StopPodSandbox": "stop_podsandbox", "RemovePodSandbox": "remove_podsandbox",
 	"PodSandboxStatus": "podsandbox_status", "ListPodSandbox": "list_podsandbox", "CreateContainer": "create_container", "StartContainer": "start_container",
@@ -53,7 +54,7 @@ var operations = map[string]string{
 	"PullImage": "pull_image", "RemoveImage": "remove_image", "ImageFsInfo": "image_fs_info",
 }
 
-// intercept records the metrics of one call. It implements grpc.UnaryClientInterceptor.
+// intercept is the interceptor of the connection that records the duration and the result of a call.
 func (m *Metrics) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	began := time.Now()
 	err := invoke(ctx, method, req, reply, conn, opts...)

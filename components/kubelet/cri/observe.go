@@ -16,20 +16,20 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// IsNotFound reports whether the runtime returned that the object does not exist.
+// IsNotFound reports whether the runtime returned that the container, sandbox or image does not exist.
 func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
 
 // IsUnavailable reports whether the runtime was unavailable, or exited during the call. The result of the
 // call is unknown until the runtime is available again.
 func IsUnavailable(err error) bool { return status.Code(err) == codes.Unavailable }
 
-// IsDeadlineExceeded reports whether the runtime did not respond in time.
+// IsDeadlineExceeded reports whether the runtime did not respond within the timeout of the call.
 func IsDeadlineExceeded(err error) bool { return status.Code(err) == codes.DeadlineExceeded }
 
 // IsUnimplemented reports whether the runtime does not implement the method.
 func IsUnimplemented(err error) bool { return status.Code(err) == codes.Unimplemented }
 
-// Message returns the text of an error without gRPC's prefix.
+// Message returns the text of an error of the runtime without gRPC's prefix, or the text of any other error.
 func Message(err error) string {
 	if s, ok := status.FromError(err); ok {
 		return s.Message()
@@ -37,7 +37,8 @@ func Message(err error) string {
 	return err.Error()
 }
 
-// Observe returns the runtime's state of the pod: all its sandboxes and containers, newest first.
+// Observe returns the state of a pod in the runtime: all its sandboxes and containers, newest first. Those
+// that are removed during the call are omitted. uid is the pod's UID.
 func (c *Client) Observe(ctx context.Context, uid types.UID) (podstate.Observed, error) {
 	var out podstate.Observed
 	selector := map[string]string{LabelPodUID: string(uid)}
@@ -78,7 +79,8 @@ func (c *Client) Observe(ctx context.Context, uid types.UID) (podstate.Observed,
 	return out, nil
 }
 
-// sortNewestFirst sorts the sandboxes and containers in the order that podstate requires.
+// sortNewestFirst sorts the sandboxes and containers newest first, as podstate requires: containers of one
+// name by attempt, otherwise by creation time.
 func sortNewestFirst(o *podstate.Observed) {
 	slices.SortStableFunc(o.Sandboxes, func(a, b podstate.Sandbox) int { return b.CreatedAt.Compare(a.CreatedAt) })
 	slices.SortStableFunc(o.Containers, func(a, b podstate.Container) int {
@@ -89,7 +91,8 @@ func sortNewestFirst(o *podstate.Observed) {
 	})
 }
 
-// Sandbox returns the runtime's state of one sandbox.
+// Sandbox returns the state of one sandbox in the runtime. IsNotFound reports true for the error if it does
+// not exist.
 func (c *Client) Sandbox(ctx context.Context, id string) (podstate.Sandbox, error) {
 	resp, err := c.Runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 	if err != nil {
@@ -98,6 +101,8 @@ func (c *Client) Sandbox(ctx context.Context, id string) (podstate.Sandbox, erro
 	return sandboxOf(resp.Status), nil
 }
 
+// sandboxOf converts the status of a sandbox. Lost is set for a ready sandbox that needs an IP address but
+// has none.
 func sandboxOf(s *runtimeapi.PodSandboxStatus) podstate.Sandbox {
 	out := podstate.Sandbox{
 		ID:        s.GetId(),
@@ -118,13 +123,13 @@ func sandboxOf(s *runtimeapi.PodSandboxStatus) podstate.Sandbox {
 	return out
 }
 
-// Running returns the statistics of running containers. Runtimes report only disk usage for others.
+// Running returns the statistics of running containers. Runtimes report only the disk usage of others.
 func Running(list []*runtimeapi.ContainerStats) []*runtimeapi.ContainerStats {
 	return slices.DeleteFunc(slices.Clone(list), func(c *runtimeapi.ContainerStats) bool { return c.GetCpu() == nil })
 }
 
-// Container returns the runtime's state of one container. SandboxID is empty because CRI's
-// container status does not include it.
+// Container returns the state of one container in the runtime. SandboxID is empty because CRI's container
+// status does not include it.
 func (c *Client) Container(ctx context.Context, id string) (podstate.Container, error) {
 	resp, err := c.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 	if err != nil {
@@ -133,6 +138,7 @@ func (c *Client) Container(ctx context.Context, id string) (podstate.Container, 
 	return containerOf(resp.Status), nil
 }
 
+// containerOf converts the status of a container.
 func containerOf(s *runtimeapi.ContainerStatus) podstate.Container {
 	out := podstate.Container{
 		ID:         s.GetId(),
@@ -185,6 +191,7 @@ func containerOf(s *runtimeapi.ContainerStatus) podstate.Container {
 	return out
 }
 
+// stamp converts a timestamp of CRI in nanoseconds; the zero time means none.
 func stamp(ns int64) time.Time {
 	if ns <= 0 {
 		return time.Time{}
@@ -192,7 +199,8 @@ func stamp(ns int64) time.Time {
 	return time.Unix(0, ns)
 }
 
-// IsTimeout reports whether the runtime, or a command that it ran, timed out.
+// IsTimeout reports whether the runtime did not respond in time or reports that a command that it ran timed
+// out.
 func IsTimeout(err error) bool {
 	return status.Code(err) == codes.DeadlineExceeded || strings.Contains(Message(err), "context deadline exceeded") ||
 		strings.Contains(Message(err), "timed out")

@@ -10,6 +10,7 @@ import (
 )
 
 // PID returns the ID of the process that listens on the runtime's socket, a path with or without "unix://".
+// It returns an error if the runtime does not accept connections.
 func PID(endpoint string) (pid int, err error) {
 	conn, err := net.DialTimeout("unix", strings.TrimPrefix(endpoint, "unix://"), time.Second)
 	if err != nil {

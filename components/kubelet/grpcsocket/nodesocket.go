@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Serve serves on a unix socket until ctx is done. It recreates the socket, by which clients detect
-// that the kubelet has started, and creates its directory. what names the clients in errors.
+// Serve serves the gRPC server on a unix socket until ctx is done. It creates the directory, and recreates
+// the socket, by which clients detect that the kubelet has started. what names the clients in errors.
 func Serve(ctx context.Context, socket, what string, server *grpc.Server) error {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		return fmt.Errorf("creating the directory of %s: %w", what, err)
@@ -39,14 +39,14 @@ func Serve(ctx context.Context, socket, what string, server *grpc.Server) error 
 	return nil
 }
 
-// maxQPS and askedAtOnce limit the rate of unary calls.
+// maxQPS and maxBurst limit the rate of unary calls per second and in a burst.
 const (
 	maxQPS   = 100
 	maxBurst = 10
 )
 
-// RateLimited returns the options of a server that limits the rate of unary calls. count is called for
-// each call that is not rejected, with "List" and "v1" for the method
+// RateLimited returns the options of a gRPC server that rejects unary calls above the rate limit. count is
+// called for each other call with its result, and with "List" and "v1" for the method
 // "/v1.PodResourcesLister/List".
 func RateLimited(count func(method, version string, err error)) []grpc.ServerOption {
 	limit := rate.NewLimiter(maxQPS, maxBurst)

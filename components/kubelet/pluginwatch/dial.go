@@ -14,9 +14,8 @@ import (
 // maxSocketAddress is the maximum length of a unix socket address in bytes.
 const maxSocketAddress = 107
 
-// Dial returns a connection to a plugin's socket, an absolute path. The connection is opened when
-// it is first used. The path may exceed the kernel's limit of socket addresses, which happens with
-// long root directories.
+// Dial returns a connection to the socket of a plugin, an absolute path. The connection is opened when it is
+// first used. The path may exceed the kernel's limit of socket addresses, which happens with long root directories.
 func Dial(socket string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -24,6 +23,8 @@ func Dial(socket string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	}, more...)...)
 }
 
+// dial connects to a socket. A path that is too long for a socket address is replaced by one through a
+// descriptor of its directory.
 func dial(ctx context.Context, socket string) (net.Conn, error) {
 	if len(socket) > maxSocketAddress {
 		dir, err := os.Open(filepath.Dir(socket))

@@ -26,7 +26,7 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// Plugin is the registration of a plugin.
+// Plugin describes a plugin, such as a CSI driver, that registers with the kubelet.
 type Plugin struct {
 	// Name is the name of the driver.
 	Name string
@@ -40,8 +40,7 @@ type Plugin struct {
 	Versions []string
 }
 
-// Handler handles plugins of one type. Its methods are called concurrently, but not for the same
-// socket.
+// Handler manages the plugins of one type. Its methods are called concurrently, but not for the same socket.
 type Handler interface {
 	// Register registers a plugin. Its error is returned to the plugin, and the registration is
 	// retried later.
@@ -57,7 +56,7 @@ const (
 	registerTimeout = 10 * time.Second
 )
 
-// Watcher watches a directory of registration sockets.
+// Watcher watches a directory of registration sockets and registers the plugins.
 type Watcher struct {
 	// Dir is created if it does not exist, and watched again if it is recreated.
 	Dir string
@@ -69,11 +68,13 @@ type Watcher struct {
 
 	watch func() (*fsnotify.Watcher, error) // fsnotify.NewWatcher by default
 
-	mu      sync.Mutex // guards found
+	// mu guards sockets, the existing sockets and whether the plugin at each is registered.
+	mu      sync.Mutex
 	sockets map[string]bool
 }
 
-// Sockets returns the existing sockets, and whether the plugin at each is registered.
+// Sockets returns the existing registration sockets, and whether the plugin at each is registered, for
+// metrics.
 func (w *Watcher) Sockets() map[string]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,14 +98,16 @@ func (w *Watcher) removeSocket(path string) {
 	delete(w.sockets, path)
 }
 
-// socket is an existing socket.
+// socket is an existing registration socket, which a goroutine handles until cancel is called. done is closed
+// when it has returned.
 type socket struct {
 	file   fs.FileInfo
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// Run watches the directory until ctx is done. It does not deregister the plugins when it returns.
+// Run registers the plugins of existing and new sockets, and deregisters those of removed ones, until ctx is
+// done. Plugins are not deregistered when it returns. It returns an error if the directory cannot be watched.
 func (w *Watcher) Run(ctx context.Context) error {
 	w.Dir = filepath.Clean(w.Dir)
 	if err := os.MkdirAll(w.Dir, 0o750); err != nil {
@@ -157,13 +160,13 @@ type watchState struct {
 	wait    sync.WaitGroup     // waits for the goroutines of sockets
 }
 
-// event handles a file event.
+// event handles a file event: it adds new sockets and directories, and removes deleted ones.
 func (f *watchState) event(ctx context.Context, ev fsnotify.Event) {
 	switch {
 	case !within(f.w.Dir, ev.Name):
 	case ev.Has(fsnotify.Create):
 		if err := f.walk(ctx, ev.Name); err != nil {
-			f.w.Log.Warn("watching new entry of the plugin directory failed, its plugins are not registered", "path", ev.Name, "err", err)
+			f.w.Log.Warn("watching new entry of the plugin directory failed, its plugins are not registered: recreate the entry", "path", ev.Name, "err", err)
 		}
 	case ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename):
 		// Moving a directory away removes all sockets in it.
@@ -171,15 +174,17 @@ func (f *watchState) event(ctx context.Context, ev fsnotify.Event) {
 	}
 }
 
-// rescan scans the directory, because creation and removal events may have been lost.
+// rescan compares the known sockets with the directory, because creation and removal events may have been
+// lost.
 func (f *watchState) rescan(ctx context.Context) {
 	f.removeSockets(notExist)
 	if err := f.walk(ctx, f.w.Dir); err != nil {
-		f.w.Log.Warn("listing plugin sockets failed", "directory", f.w.Dir, "err", err)
+		f.w.Log.Warn("listing plugin sockets failed, new plugins may not be registered until their sockets are recreated", "directory", f.w.Dir, "err", err)
 	}
 }
 
-// walk watches the directories and sockets at root and below.
+// walk adds the directory root and those below it to the watch, and handles the sockets in them. Names that
+// begin with a dot are ignored.
 func (f *watchState) walk(ctx context.Context, root string) error {
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
@@ -200,7 +205,8 @@ func (f *watchState) walk(ctx context.Context, root string) error {
 	})
 }
 
-// addSocket starts to handle a socket. It replaces an earlier socket at the same path.
+// addSocket starts a goroutine that handles the socket at path. It replaces an earlier socket at the same
+// path. A socket that is already handled is ignored.
 func (f *watchState) addSocket(ctx context.Context, path string) {
 	file, err := os.Lstat(path)
 	if err != nil {
@@ -224,7 +230,8 @@ func (f *watchState) addSocket(ctx context.Context, path string) {
 	})
 }
 
-// removeSockets stops handling the sockets for which which returns true.
+// removeSockets stops handling the sockets for which which returns true, and waits until their plugins are
+// deregistered.
 func (f *watchState) removeSockets(which func(path string) bool) {
 	for path, s := range f.sockets {
 		if which(path) {
@@ -242,13 +249,14 @@ func within(dir, path string) bool {
 	return ok && (rest == "" || rest[0] == filepath.Separator)
 }
 
+// notExist reports whether there is no file at path.
 func notExist(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// handleSocket registers the plugin at a socket with retries, and deregisters it when own is done before
-// ctx.
+// handleSocket registers the plugin at a socket with retries. When own is done because the socket was
+// removed, it deregisters the plugin; when ctx is done, the kubelet is stopping and it does not.
 func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
 	retry := backoff.Backoff{First: minRetryBackoff, Max: maxRetryBackoff}
 	for {
@@ -265,15 +273,16 @@ func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
 		if own.Err() != nil {
 			return
 		}
-		w.Log.Info("plugin registration failed, will retry", "socket", path, "err", err)
+		w.Log.Info("plugin registration failed, the plugin is not used until a retry succeeds", "socket", path, "err", err)
 		if !retry.Pause(own) {
 			return
 		}
 	}
 }
 
-// register registers the plugin at a socket, unless own is done. If ctx is also done, the plugin is
-// not deregistered.
+// register asks the plugin at a socket for its name and type, registers it with the Handler of the type, and
+// reports the result to the plugin. If the plugin cannot be notified, it is deregistered again, unless ctx is
+// done. own ends the attempt.
 func (w *Watcher) register(ctx, own context.Context, path string) (Plugin, Handler, error) {
 	conn, err := Dial(path)
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// NewSelfSigned creates the provider of the certificate for a node name and addresses.
+// NewSelfSigned returns the provider of a self-signed certificate for a node name and IP addresses. The
+// certificate is created on the first call of Certificate.
 func NewSelfSigned(name string, addresses []netip.Addr) *SelfSigned {
 	return &SelfSigned{name: name, addresses: addresses, now: time.Now}
 }
@@ -23,8 +24,8 @@ func NewSelfSigned(name string, addresses []netip.Addr) *SelfSigned {
 // renewBefore is how long before its expiry a self-signed certificate is replaced.
 const renewBefore = 30 * 24 * time.Hour
 
-// SelfSigned provides a self-signed serving certificate for a kubelet without a configured one. It
-// is safe for concurrent use.
+// SelfSigned provides a self-signed serving certificate for a kubelet without a configured one. The
+// certificate is only in memory. It is safe for concurrent use.
 type SelfSigned struct {
 	name      string
 	addresses []netip.Addr
@@ -35,8 +36,8 @@ type SelfSigned struct {
 	renew   time.Time
 }
 
-// Certificate returns the current certificate. It creates a new one when the previous one is about
-// to expire.
+// Certificate returns the current certificate. It creates a new one, valid for a year, on the first call and
+// when the previous one is about to expire.
 func (s *SelfSigned) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

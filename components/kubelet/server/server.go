@@ -31,14 +31,15 @@ import (
 	"hyperkube/internal/serving/zpages"
 )
 
-// Backend provides the data that the server serves. Its methods are safe for concurrent use. The
-// server responds with 404 to errors that wrap ErrNotFound.
+// Backend provides the data that the Server serves. Its methods are safe for concurrent use. The Server
+// responds with status 404 to errors that wrap ErrNotFound.
 type Backend interface {
 	// Pods returns the pods of this node with their latest status.
 	Pods() []*v1.Pod
 	// RunningPods returns the pods that have containers running in the runtime.
 	RunningPods(ctx context.Context) ([]*v1.Pod, error)
-	// Container returns a container. uid may be empty.
+	// Container returns a pod and the latest attempt of one of its containers or, with previous, the one
+	// before. uid may be empty.
 	Container(namespace, pod string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error)
 	// Exited returns a channel that is closed when the container has exited. The caller must call
 	// CancelExited when the channel is not needed any more.
@@ -59,7 +60,8 @@ type Backend interface {
 	Configz() any
 	// Healthy returns an error if the kubelet is not healthy.
 	Healthy() error
-	// Metrics returns the gatherer of /metrics, /metrics/resource or /metrics/cadvisor.
+	// Metrics returns the gatherer of a path: /metrics, /metrics/resource, /metrics/cadvisor or
+	// /metrics/probes.
 	Metrics(which string) prometheus.Gatherer
 }
 
@@ -67,7 +69,7 @@ type Backend interface {
 // node.
 var ErrNotFound = errors.New("not found")
 
-// StreamOptions are the options of exec and attach.
+// StreamOptions are the command and the streams of a request for exec or attach. Attach has no command.
 type StreamOptions struct {
 	Command                    []string
 	TTY, Stdin, Stdout, Stderr bool
@@ -114,14 +116,15 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Server is the kubelet's HTTP server.
+// Server serves the kubelet's HTTPS API and, if configured, the read-only port without TLS and
+// authentication.
 type Server struct {
 	cfg      Config
 	http     *http.Server
 	readOnly *http.Server
 }
 
-// New creates a Server.
+// New returns a Server with the configuration. It serves nothing before Serve.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg}
 	suites := cfg.CipherSuites
@@ -151,14 +154,16 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Serve serves until ctx is done.
+// Serve serves requests on the listeners of the configuration until ctx is done. Requests in progress have a
+// second to finish. It returns an error if the HTTPS listener fails; a failure of the read-only server is
+// only logged.
 func (s *Server) Serve(ctx context.Context) error {
 	if s.cfg.ReadOnly != nil {
 		served := make(chan struct{})
 		go func() {
 			defer close(served)
 			if err := s.readOnly.Serve(s.cfg.ReadOnly); !errors.Is(err, http.ErrServerClosed) {
-				s.cfg.Log.Error("serving the read-only port of the kubelet failed", "address", s.cfg.ReadOnly.Addr(), "err", err)
+				s.cfg.Log.Error("serving the read-only port of the kubelet failed, it is not available: restart the kubelet", "address", s.cfg.ReadOnly.Addr(), "err", err)
 			}
 		}()
 		defer func() { s.readOnly.Close(); <-served }()
@@ -182,7 +187,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	return err
 }
 
-// readOnlyHandler returns the handler of read-only endpoints that do not expose the contents of containers.
+// readOnlyHandler returns the handler of the endpoints for health, pods, statistics and metrics, which do not
+// expose the contents of containers.
 func (s *Server) readOnlyHandler() *http.ServeMux {
 	mux := http.NewServeMux()
 	b := s.cfg.Backend
@@ -208,6 +214,7 @@ func (s *Server) readOnlyHandler() *http.ServeMux {
 	return mux
 }
 
+// handler returns the handler of all endpoints of the HTTPS server, with authentication and authorization.
 func (s *Server) handler() http.Handler {
 	mux := s.readOnlyHandler()
 	b := s.cfg.Backend
@@ -235,7 +242,7 @@ func (s *Server) handler() http.Handler {
 	return s.authenticated(mux)
 }
 
-// debug registers endpoints that access containers, and debugging endpoints.
+// debug adds the endpoints that access containers, node logs, profiles and the log level to mux.
 func (s *Server) debug(mux *http.ServeMux) {
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
 	for _, at := range []string{"/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"} {
@@ -269,7 +276,7 @@ func (s *Server) debug(mux *http.ServeMux) {
 	}
 }
 
-// authenticated adds authentication and authorization to a handler.
+// authenticated returns a handler that authenticates and authorizes requests before mux serves them.
 func (s *Server) authenticated(mux *http.ServeMux) http.Handler {
 	if s.cfg.Auth == nil {
 		return mux
@@ -277,7 +284,8 @@ func (s *Server) authenticated(mux *http.ServeMux) http.Handler {
 	return s.cfg.Auth.wrap(mux, s.cfg.ClientCA)
 }
 
-// Healthz returns a health check handler. With ?verbose the response has one line per check.
+// Healthz returns a health check handler that responds with status 500 if check returns an error. With
+// ?verbose the response has one line per check.
 func Healthz(check func() error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -294,6 +302,7 @@ func Healthz(check func() error) http.HandlerFunc {
 	}
 }
 
+// podList returns the pods as an API list.
 func podList(pods []*v1.Pod) *v1.PodList {
 	list := &v1.PodList{Items: []v1.Pod{}}
 	list.Kind, list.APIVersion = "PodList", "v1"
@@ -303,6 +312,7 @@ func podList(pods []*v1.Pod) *v1.PodList {
 	return list
 }
 
+// writeJSON writes v as a JSON response.
 func writeJSON(w http.ResponseWriter, v any) {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -313,6 +323,7 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_, _ = w.Write(raw)
 }
 
+// fail writes an error response: status 404 if err wraps ErrNotFound, otherwise 500.
 func fail(w http.ResponseWriter, err error) {
 	code := http.StatusInternalServerError
 	if errors.Is(err, ErrNotFound) {
@@ -321,7 +332,7 @@ func fail(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), code)
 }
 
-// logs serves `kubectl logs`.
+// logs serves /containerLogs, which the API server calls for `kubectl logs`.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	o, previous, stream, err := logOptions(r.URL.Query(), time.Now())
 	if err != nil {
@@ -360,12 +371,15 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// flushing writes to a response and, if flush is set, sends each write immediately. wrote is true after the
+// first write.
 type flushing struct {
 	w     http.ResponseWriter
 	flush bool
 	wrote bool
 }
 
+// Write writes p to the response.
 func (f *flushing) Write(p []byte) (int, error) {
 	f.wrote = true
 	n, err := f.w.Write(p)
@@ -385,6 +399,8 @@ func (f *flushing) orNil() interface{ Write([]byte) (int, error) } {
 	return f
 }
 
+// logOptions parses the parameters of a log request. previous requests the log of the attempt before the
+// latest. stream is "All", "Stdout" or "Stderr". now is the reference of sinceSeconds.
 func logOptions(q url.Values, now time.Time) (o podlogs.Options, previous bool, stream string, err error) {
 	o.Tail = -1
 	flag := func(name string) bool {
@@ -437,6 +453,7 @@ func logOptions(q url.Values, now time.Time) (o podlogs.Options, previous bool, 
 	return o, previous, stream, err
 }
 
+// run serves /run: it runs a command in a container and responds with its output.
 func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 	_, c, err := s.cfg.Backend.Container(r.PathValue("namespace"), r.PathValue("pod"), types.UID(r.PathValue("uid")), r.PathValue("container"), false)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"hyperkube/internal/serving/upgradeproxy"
 )
 
-// stream serves exec and attach by proxying the connection to the runtime.
+// stream returns the handler of attach or, if attach is false, exec. It proxies the client's connection to
+// the streaming server of the runtime.
 func (s *Server) stream(attach bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodPost {
@@ -47,8 +48,8 @@ func (s *Server) stream(attach bool) http.HandlerFunc {
 	}
 }
 
-// streamOptions parses the requested streams, with the parameters of the API ("stdin") or of the
-// kubelet ("input").
+// streamOptions parses the requested command and streams, with the parameters of the API ("stdin") or of the
+// kubelet ("input"). It returns false if no stream is requested.
 func streamOptions(q url.Values) (StreamOptions, bool) {
 	flag := func(names ...string) bool {
 		for _, n := range names {
@@ -72,6 +73,7 @@ func streamOptions(q url.Values) (StreamOptions, bool) {
 	return o, o.Stdin || o.Stdout || o.Stderr
 }
 
+// portForward serves port-forward by proxying the client's connection to the streaming server of the runtime.
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 	var ports []int32
 	for _, v := range append(r.URL.Query()["port"], r.URL.Query()["ports"]...) {
@@ -92,7 +94,8 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 	s.proxy(w, r, at)
 }
 
-// proxy proxies the client's connection to the runtime, regardless of the protocol.
+// proxy proxies the client's connection to the URL at of the runtime's streaming server, regardless of the
+// protocol. Idle connections are closed after StreamIdle.
 func (s *Server) proxy(w http.ResponseWriter, r *http.Request, at *url.URL) {
 	h := upgradeproxy.NewHandler(at, http.DefaultTransport, false, true, responder{})
 	h.UseLocationHost = true
@@ -105,10 +108,10 @@ type idleTimeoutWriter struct {
 	idle time.Duration
 }
 
-// Unwrap supports http.ResponseController.
+// Unwrap returns the underlying writer, for http.ResponseController.
 func (i *idleTimeoutWriter) Unwrap() http.ResponseWriter { return i.ResponseWriter }
 
-// Hijack implements http.Hijacker.
+// Hijack takes over the connection and adds the idle timeout to it.
 func (i *idleTimeoutWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(i.ResponseWriter).Hijack()
 	if err != nil {
@@ -121,13 +124,14 @@ func (i *idleTimeoutWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, nil
 }
 
-// idleConn extends the connection's deadline on each read and write.
+// idleConn is a connection that is closed when nothing was read or written for the duration idle.
 type idleConn struct {
 	net.Conn
 	idle     time.Duration
 	extended atomic.Int64 // time of the last extension, in Unix nanoseconds
 }
 
+// extendDeadline sets the deadline of the connection to idle from now.
 func (c *idleConn) extendDeadline() {
 	// Extend it only after a hundredth of the timeout.
 	now := time.Now()
@@ -146,6 +150,7 @@ func (c *idleConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
+// responder writes the errors of the proxy as HTTP responses.
 type responder struct{}
 
 func (responder) Error(w http.ResponseWriter, _ *http.Request, err error) {

@@ -20,7 +20,7 @@ import (
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 )
 
-// instrumentationScope is the instrumentation scope of the kubelet's spans.
+// instrumentationScope is the instrumentation scope of the kubelet's spans, as in upstream.
 const instrumentationScope = "k8s.io/kubernetes/pkg/kubelet"
 
 // flushTimeout is how long a kubelet that exits waits until its last spans are exported.
@@ -30,8 +30,8 @@ const flushTimeout = 2 * time.Second
 // safe for concurrent use.
 type Provider struct{ provider tracing.TracerProvider }
 
-// New creates the provider; it returns nil without a configuration. It connects to the collector only
-// when there are spans to export.
+// New returns the Provider for a configuration; it is nil without one. node is the node name. It connects to
+// the collector only when there are spans to export.
 func New(cfg *tracingapi.TracingConfiguration, node string) (*Provider, error) {
 	if cfg == nil {
 		return nil, nil
@@ -52,7 +52,7 @@ func (p *Provider) Tracer() trace.Tracer {
 	return p.provider.Tracer(instrumentationScope)
 }
 
-// DialOptions returns the options of a gRPC connection whose calls are traced.
+// DialOptions returns the options of a gRPC connection whose calls are traced, or none if p is nil.
 func (p *Provider) DialOptions() []grpc.DialOption {
 	if p == nil {
 		return nil
@@ -60,7 +60,7 @@ func (p *Provider) DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithPropagators(tracing.Propagators()), otelgrpc.WithTracerProvider(p.provider)))}
 }
 
-// Handler wraps h so that its requests are traced.
+// Handler returns a handler that traces the requests that h serves. It returns h if p is nil.
 func (p *Provider) Handler(h http.Handler) http.Handler {
 	if p == nil {
 		return h
@@ -68,7 +68,8 @@ func (p *Provider) Handler(h http.Handler) http.Handler {
 	return tracing.WithTracing(h, p.provider, "kubelet")
 }
 
-// Flush exports the remaining spans and stops the export. It waits two seconds at most.
+// Flush exports the remaining spans, for flushTimeout at most, and stops the export. It must be called when
+// the kubelet exits.
 func (p *Provider) Flush(log *slog.Logger) {
 	if p == nil {
 		return

@@ -58,6 +58,7 @@ type Runtime struct {
 	resized map[string]*runtimeapi.UpdatePodSandboxResourcesRequest
 }
 
+// container is a container of the fake runtime.
 type container struct {
 	status  *runtimeapi.ContainerStatus
 	sandbox string
@@ -75,7 +76,7 @@ func (r *Runtime) SetStarting(name string) {
 	c.starting, c.status.State = true, runtimeapi.ContainerState_CONTAINER_CREATED
 }
 
-// New returns a runtime that has the given images.
+// New returns a fake runtime that has these images and no containers.
 func New(images ...string) *Runtime {
 	r := &Runtime{
 		sandboxes: map[string]*runtimeapi.PodSandboxStatus{}, containers: map[string]*container{}, images: map[string]*runtimeapi.Image{},
@@ -94,23 +95,25 @@ func (r *Runtime) Pin(image string, pinned bool) {
 	r.images[image].Pinned = pinned
 }
 
-// Client returns a CRI client of the runtime.
+// Client returns a CRI client whose calls the fake runtime handles directly.
 func (r *Runtime) Client() *cri.Client { return &cri.Client{Runtime: r, Images: r} }
 
-// Fail makes calls of a method fail with err, until it is called with nil.
+// Fail makes calls of the CRI method fail with err until Fail is called with nil. Only methods that record
+// their calls and some others support it.
 func (r *Runtime) Fail(method string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failing[method] = err
 }
 
-// Calls returns the recorded calls in order, each with the name of its object.
+// Calls returns the recorded calls in order, each as the method and the name of its object.
 func (r *Runtime) Calls() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.calls)
 }
 
+// recordCall records a call and returns the error that Fail has set for the method. The caller must hold mu.
 func (r *Runtime) recordCall(method, name string) error {
 	r.calls = append(r.calls, method+" "+name)
 	return r.failing[method]
@@ -126,6 +129,7 @@ func (r *Runtime) Config(name string) *runtimeapi.ContainerConfig {
 	return nil
 }
 
+// find returns the newest container of that name, or nil. The caller must hold mu.
 func (r *Runtime) find(name string) *container {
 	var found *container
 	for _, c := range r.containers {
@@ -136,7 +140,7 @@ func (r *Runtime) find(name string) *container {
 	return found
 }
 
-// Exit makes the newest container of that name exit.
+// Exit makes the newest container of that name exit with the exit code.
 func (r *Runtime) Exit(name string, code int32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,6 +165,7 @@ func (r *Runtime) Count() (sandboxes, containers int) {
 	return len(r.sandboxes), len(r.containers)
 }
 
+// exit makes a container exit, unless it has exited, and sends the event. The caller must hold mu.
 func (r *Runtime) exit(c *container, code int32) {
 	if c.status.State == runtimeapi.ContainerState_CONTAINER_EXITED {
 		return
@@ -173,6 +178,7 @@ func (r *Runtime) exit(c *container, code int32) {
 	r.emit(c.status.Id, c.sandbox, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }
 
+// emit sends an event about a container or sandbox to all event streams. The caller must hold mu.
 func (r *Runtime) emit(id, sandbox string, kind runtimeapi.ContainerEventType) {
 	ev := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: time.Now().UnixNano(), PodSandboxStatus: r.sandboxes[sandbox]}
 	for l := range r.listeners {
@@ -236,6 +242,7 @@ func (r *Runtime) RunPodSandbox(_ context.Context, req *runtimeapi.RunPodSandbox
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
+// stopSandbox stops a sandbox and its containers. The caller must hold mu.
 func (r *Runtime) stopSandbox(id string) {
 	for _, c := range r.containers {
 		if c.sandbox == id {
@@ -474,6 +481,7 @@ func (r *Runtime) GetContainerEvents(ctx context.Context, _ *runtimeapi.GetEvent
 	}}, nil
 }
 
+// stream is an event stream of the fake runtime.
 type stream struct {
 	ctx   context.Context //nolint:containedctx // a stream of gRPC has one
 	ch    chan *runtimeapi.ContainerEventResponse

@@ -18,7 +18,7 @@ func (r *Runtime) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.U
 	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
 }
 
-// Resized returns the last resource update of a sandbox, or nil.
+// Resized returns the last resource update of a sandbox, or nil if there was none.
 func (r *Runtime) Resized(sandbox string) *runtimeapi.UpdatePodSandboxResourcesRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()

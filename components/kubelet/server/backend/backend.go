@@ -24,21 +24,24 @@ import (
 	"hyperkube/components/kubelet/server"
 )
 
-// Pods are the pods of the node. Its methods must be safe for concurrent use.
+// Pods finds the pods of the node and their containers. Its methods must be safe for concurrent use.
 type Pods interface {
 	// Pods returns all pods with their latest status.
 	Pods() []*v1.Pod
-	// Container returns a container. uid may be empty.
+	// Container returns a pod and the latest attempt of one of its containers or, with previous, the one
+	// before. uid may be empty.
 	Container(namespace, name string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error)
 	// Sandbox returns the ID of a pod's sandbox. uid may be empty.
 	Sandbox(namespace, name string, uid types.UID) (string, error)
 }
 
-// Workers run the pods. Its methods must be safe for concurrent use.
+// Workers run the pods and report the exits of containers. Its methods must be safe for concurrent use.
 type Workers interface {
+	// Exited returns a channel that is closed when the container has exited. The caller must call
+	// CancelExited.
 	Exited(ctx context.Context, id string) <-chan struct{}
 	CancelExited(id string, ch <-chan struct{})
-	// Healthy returns an error if the workers cannot reach the runtime.
+	// Healthy returns an error until the workers have received events of the runtime for the first time.
 	Healthy() error
 }
 
@@ -61,13 +64,15 @@ type Config struct {
 	Metrics map[string]prometheus.Gatherer
 }
 
-// Backend implements server.Backend.
+// Backend is the server.Backend of this node: it gets pods from the pod workers, containers from the runtime,
+// and statistics and metrics from their providers.
 type Backend struct{ cfg Config }
 
-// New creates a Backend.
+// New returns the Backend of a configuration.
 func New(cfg Config) *Backend { return &Backend{cfg: cfg} }
 
-// notFound wraps err so that the server responds with 404 if the pod does not exist.
+// notFound makes err wrap server.ErrNotFound if it is a pods.ErrNoPod, so that the server responds with
+// status 404.
 func notFound(err error) error {
 	if errors.Is(err, pods.ErrNoPod) {
 		return fmt.Errorf("%w: %w", err, server.ErrNotFound)
@@ -75,10 +80,11 @@ func notFound(err error) error {
 	return err
 }
 
-// Pods implements server.Backend.
+// Pods returns the pods of the node with their latest status.
 func (b *Backend) Pods() []*v1.Pod { return b.cfg.Pods.Pods() }
 
-// RunningPods implements server.Backend.
+// RunningPods returns the pods with a ready sandbox and their running containers, as the runtime reports
+// them, also those that the kubelet does not track.
 func (b *Backend) RunningPods(ctx context.Context) ([]*v1.Pod, error) {
 	boxes, err := b.cfg.CRI.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{
 		Filter: &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY}},
@@ -106,7 +112,7 @@ func (b *Backend) RunningPods(ctx context.Context) ([]*v1.Pod, error) {
 	return out, nil
 }
 
-// Container implements server.Backend.
+// Container returns a pod and the state of one of its containers, with the absolute path of its log.
 func (b *Backend) Container(namespace, pod string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
 	p, c, err := b.cfg.Pods.Container(namespace, pod, uid, container, previous)
 	if err == nil && c.LogPath != "" && !filepath.IsAbs(c.LogPath) {
@@ -115,15 +121,16 @@ func (b *Backend) Container(namespace, pod string, uid types.UID, container stri
 	return p, c, notFound(err)
 }
 
-// Exited implements server.Backend.
+// Exited returns a channel that is closed when the container with the ID has exited. The caller must call
+// CancelExited.
 func (b *Backend) Exited(ctx context.Context, id string) <-chan struct{} {
 	return b.cfg.Workers.Exited(ctx, id)
 }
 
-// CancelExited implements server.Backend.
+// CancelExited releases the channel that Exited returned.
 func (b *Backend) CancelExited(id string, ch <-chan struct{}) { b.cfg.Workers.CancelExited(id, ch) }
 
-// Exec implements server.Backend.
+// Exec requests an exec session from the runtime and returns the URL to connect to.
 func (b *Backend) Exec(ctx context.Context, id string, o server.StreamOptions) (*url.URL, error) {
 	resp, err := b.cfg.CRI.Runtime.Exec(ctx, &runtimeapi.ExecRequest{
 		ContainerId: id, Cmd: o.Command, Tty: o.TTY, Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
@@ -134,7 +141,8 @@ func (b *Backend) Exec(ctx context.Context, id string, o server.StreamOptions) (
 	return url.Parse(resp.Url)
 }
 
-// Checkpoint implements server.Backend.
+// Checkpoint makes the runtime write a checkpoint of the container to the file of that name in the directory
+// checkpoints of the kubelet, and returns its path. timeout is in seconds.
 func (b *Backend) Checkpoint(ctx context.Context, id, file string, timeout int64) (string, error) {
 	dir := filepath.Join(b.cfg.Root, "checkpoints")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -145,7 +153,7 @@ func (b *Backend) Checkpoint(ctx context.Context, id, file string, timeout int64
 	return path, err
 }
 
-// Attach implements server.Backend.
+// Attach requests an attach session from the runtime and returns the URL to connect to.
 func (b *Backend) Attach(ctx context.Context, id string, o server.StreamOptions) (*url.URL, error) {
 	resp, err := b.cfg.CRI.Runtime.Attach(ctx, &runtimeapi.AttachRequest{
 		ContainerId: id, Tty: o.TTY, Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
@@ -156,7 +164,8 @@ func (b *Backend) Attach(ctx context.Context, id string, o server.StreamOptions)
 	return url.Parse(resp.Url)
 }
 
-// PortForward implements server.Backend.
+// PortForward requests a port-forward session for the pod's sandbox from the runtime and returns the URL to
+// connect to.
 func (b *Backend) PortForward(ctx context.Context, namespace, pod string, uid types.UID, ports []int32) (*url.URL, error) {
 	box, err := b.cfg.Pods.Sandbox(namespace, pod, uid)
 	if err != nil {
@@ -169,7 +178,7 @@ func (b *Backend) PortForward(ctx context.Context, namespace, pod string, uid ty
 	return url.Parse(resp.Url)
 }
 
-// Run implements server.Backend.
+// Run runs a command in a container and returns its output. An exit code other than 0 is an error.
 func (b *Backend) Run(ctx context.Context, id string, cmd []string) ([]byte, error) {
 	code, out, err := b.cfg.Exec(ctx, id, cmd, 0)
 	if err != nil {
@@ -181,7 +190,7 @@ func (b *Backend) Run(ctx context.Context, id string, cmd []string) ([]byte, err
 	return out, nil
 }
 
-// Summary implements server.Backend.
+// Summary returns the resource usage of the node and its pods, including volumes and images.
 func (b *Backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 	out, err := b.cfg.Stats.Summary(ctx)
 	if err != nil {
@@ -197,11 +206,11 @@ func (b *Backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 	return out, nil
 }
 
-// Configz implements server.Backend.
+// Configz returns the effective configuration for /configz.
 func (b *Backend) Configz() any { return b.cfg.Configz() }
 
-// Healthy implements server.Backend.
+// Healthy returns an error if the pod workers are not healthy.
 func (b *Backend) Healthy() error { return b.cfg.Workers.Healthy() }
 
-// Metrics implements server.Backend.
+// Metrics returns the gatherer of the metrics at the path which, or nil if there is none.
 func (b *Backend) Metrics(which string) prometheus.Gatherer { return b.cfg.Metrics[which] }

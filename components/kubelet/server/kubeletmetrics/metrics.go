@@ -20,7 +20,7 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// Pods are the pods of the node. Its methods must be safe for concurrent use.
+// Pods lists and counts the pods of the node. Its methods must be safe for concurrent use.
 type Pods interface {
 	Pods() []*v1.Pod
 	// Active returns the pods that have not terminated.
@@ -31,7 +31,7 @@ type Pods interface {
 	Volumes(uid types.UID) map[string]volume.Result
 }
 
-// Resources has the allocations of containers. Its methods must be safe for concurrent use.
+// Resources has the allocations of CPUs and claims. Its methods must be safe for concurrent use.
 type Resources interface {
 	// CPUUsage returns the number of shared and of exclusively allocated CPUs, and the latter by NUMA node.
 	CPUUsage() (shared, exclusive int, byNode map[int]int)
@@ -39,7 +39,8 @@ type Resources interface {
 	ClaimsInUse() map[string]int
 }
 
-// Collector computes metrics on each scrape. All fields are required unless their comment says otherwise.
+// Collector is a Prometheus collector that computes metrics from the kubelet's current state on each scrape.
+// All fields are required unless their comment says otherwise.
 type Collector struct {
 	NodeName string
 	Pods     Pods
@@ -63,11 +64,11 @@ type Collector struct {
 	Log      *slog.Logger
 }
 
-// Describe implements prometheus.Collector. It sends nothing because the metrics are not known in
-// advance.
+// Describe sends nothing, because the labels of the metrics depend on the state. Prometheus then does not
+// check them.
 func (Collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector.
+// Collect sends the current metrics to ch.
 func (m Collector) Collect(ch chan<- prometheus.Metric) {
 	put := func(kind prometheus.ValueType, name, help string, value float64, pairs ...string) {
 		var keys, values []string
@@ -96,9 +97,10 @@ func (m Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// gauges sends a gauge. pairs are the keys and values of its labels.
 type gauges func(name, help string, value float64, pairs ...string)
 
-// podCounts reports the number of pods and containers.
+// podCounts sends the numbers of pods, containers and pending resizes by state.
 func (m Collector) podCounts(gauge gauges) {
 	c := m.Pods.Count()
 	gauge("kubelet_running_pods", "Number of pods that have a running pod sandbox", float64(c.Sandboxes))
@@ -127,7 +129,7 @@ func (m Collector) podCounts(gauge gauges) {
 	gauge("kubelet_pod_in_progress_resizes", "Number of in-progress resizes for pods.", float64(c.InProgress))
 }
 
-// logs reports the disk usage of container logs.
+// logs sends the disk usage of the logs of each container.
 func (m Collector) logs(gauge gauges) {
 	for _, pod := range m.Pods.Active() {
 		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
@@ -140,7 +142,7 @@ func (m Collector) logs(gauge gauges) {
 	}
 }
 
-// volumes reports the actual and desired number of volumes by plugin.
+// volumes sends the number of volumes that are set up and that pods specify, by plugin.
 func (m Collector) volumes(gauge gauges) {
 	type key struct{ plugin, state string }
 	count := map[key]int{}
@@ -164,7 +166,7 @@ func (m Collector) volumes(gauge gauges) {
 	}
 }
 
-// allocations reports exclusively allocated resources.
+// allocations sends the numbers of exclusively allocated CPUs and of claims in use.
 func (m Collector) allocations(gauge gauges) {
 	shared, own, byNode := m.Resources.CPUUsage()
 	for node, n := range byNode {
@@ -177,7 +179,7 @@ func (m Collector) allocations(gauge gauges) {
 	}
 }
 
-// plugins reports the registration sockets of plugins, and which plugins have registered.
+// plugins sends the registration sockets of plugins, and which of these plugins have registered.
 func (m Collector) plugins(gauge gauges) {
 	const name, help = "plugin_manager_total_plugins", "Number of plugins in Plugin Manager"
 	for path, registered := range m.Plugins() {
@@ -188,7 +190,7 @@ func (m Collector) plugins(gauge gauges) {
 	}
 }
 
-// records reports the number of image pull records.
+// records sends the number of image pull records. Without records it sends nothing.
 func (m Collector) records(gauge gauges) {
 	r := m.Records
 	if r == nil {
@@ -196,14 +198,14 @@ func (m Collector) records(gauge gauges) {
 	}
 	begun, pulled, err := r.Count()
 	if err != nil {
-		m.Log.Warn("counting image pull records for the metrics failed", "err", err)
+		m.Log.Warn("counting image pull records failed, their metrics are missing in this scrape", "err", err)
 		return
 	}
 	gauge("kubelet_imagemanager_ondisk_pullintents", "Number of ImagePullIntents stored on disk.", float64(begun))
 	gauge("kubelet_imagemanager_ondisk_pulledrecords", "Number of ImagePulledRecords stored on disk.", float64(pulled))
 }
 
-// podCertificates reports the state of pod certificates.
+// podCertificates sends the number of pod certificates by signer and state.
 func (m Collector) podCertificates(gauge gauges) {
 	type key struct{ signer, state string }
 	count, now := map[key]int{}, time.Now()
@@ -230,7 +232,7 @@ func (m Collector) podCertificates(gauge gauges) {
 	}
 }
 
-// certificate reports the remaining validity of the serving certificate.
+// certificate sends the remaining validity of the serving certificate, or infinity if it is unknown.
 func (m Collector) certificate(gauge gauges) {
 	if m.Certificate == nil {
 		return
@@ -242,7 +244,8 @@ func (m Collector) certificate(gauge gauges) {
 	gauge("kubelet_certificate_manager_server_ttl_seconds", "Gauge of the shortest TTL (time-to-live) of the Kubelet's serving certificate. The value is in seconds until certificate expiry (negative if already expired). If serving certificate is invalid or unused, the value will be +INF.", left)
 }
 
-// shutdownTimes returns the start and end of the last shutdown, in seconds since the epoch.
+// shutdownTimes returns the start and end of the last shutdown of the machine in seconds since the epoch, or
+// 0 for never. Shutdown must not be nil.
 func (m Collector) shutdownTimes() map[string]float64 {
 	start, end := m.Shutdown.Times()
 	seconds := func(t time.Time) float64 {

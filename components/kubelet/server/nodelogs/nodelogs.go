@@ -17,24 +17,25 @@ import (
 	"time"
 )
 
-// queryTimeout is the timeout of a query.
+// queryTimeout is how long a log query may take.
 const queryTimeout = 30 * time.Second
 
-// Journal runs journalctl with arguments and writes its output, including stderr, to out. Its error
+// Journal runs journalctl with arguments and writes its standard output and standard error to out. Its error
 // is an *exec.ExitError, or an error of starting the command.
 type Journal func(ctx context.Context, out io.Writer, args ...string) error
 
-// Journalctl runs the node's journalctl. It is a Journal.
+// Journalctl is the Journal that runs the host's journalctl.
 func Journalctl(ctx context.Context, out io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, "journalctl", args...)
 	cmd.Stdout, cmd.Stderr = out, out
 	return cmd.Run()
 }
 
-// Files serves the files below dir. The request's path is relative to dir.
+// Files returns a handler that serves the files below dir. The request's path is relative to dir.
 func Files(dir string) http.Handler { return http.FileServer(http.Dir(dir)) }
 
-// Queries serves files like Files, and also log queries.
+// Queries returns a handler that serves files like Files, and queries for the logs of services with journal.
+// A request with parameters of a query is a query; an invalid one gets an error response.
 func Queries(dir string, journal Journal) http.Handler {
 	files := Files(dir)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -74,7 +75,8 @@ func Queries(dir string, journal Journal) http.Handler {
 	})
 }
 
-// write writes the logs of the services. Errors are written to the output.
+// write writes the logs of the services of the query to w: from the journal if it has a unit of that name,
+// otherwise from a file below root. Errors are written to w.
 func (q *query) write(ctx context.Context, w io.Writer, root *os.Root, journal Journal) {
 	var native, filed []string
 	var units strings.Builder
@@ -108,7 +110,8 @@ func (q *query) write(ctx context.Context, w io.Writer, root *os.Root, journal J
 	}
 }
 
-// copyFile writes the first existing file of names.
+// copyFile writes the first existing file of names below root to w. It returns fs.ErrNotExist if there is
+// none.
 func copyFile(ctx context.Context, w io.Writer, root *os.Root, names ...string) error {
 	for _, name := range names {
 		info, err := root.Stat(name)

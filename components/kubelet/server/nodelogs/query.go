@@ -15,14 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Limits of a query, as upstream.
+// Limits of a query, as in upstream.
 const (
 	maxTailLines     = 100000
 	maxServiceLength = 256
 	maxServices      = 4
 )
 
-// unsafeCharacters matches characters that are not allowed in names that become command arguments.
+// unsafeCharacters matches characters that are not allowed in service names, because these become arguments
+// of commands.
 var unsafeCharacters = regexp.MustCompile(`[^a-zA-Z\-_.:0-9@]+`)
 
 // query is a log query for services or for a file.
@@ -31,7 +32,7 @@ type query struct {
 	options
 }
 
-// options filter the logs of services.
+// options filter the logs of services. Nil and empty fields do not filter.
 type options struct {
 	since, until *time.Time
 	tail, boot   *int
@@ -41,7 +42,7 @@ type options struct {
 // any reports whether an option is set.
 func (o options) any() bool { return o != options{} }
 
-// parse parses the parameters of a request. It returns nil if there are no known parameters.
+// parse returns the query that the parameters of a request specify, or nil if there are none of a query.
 func parse(values url.Values) (*query, error) {
 	var q query
 	var errs field.ErrorList
@@ -95,7 +96,7 @@ func parse(values url.Values) (*query, error) {
 	return &q, nil
 }
 
-// check validates the query. root is the directory of log files.
+// check returns an error that describes all invalid parts of the query. root is the directory of log files.
 func (q *query) check(root *os.Root) error {
 	var errs field.ErrorList
 	at := field.NewPath("query")
@@ -138,8 +139,8 @@ func (q *query) check(root *os.Root) error {
 	return errs.ToAggregate()
 }
 
-// relativePath returns the path of a file relative to the log directory. A leading slash only marks the
-// name as that of a file.
+// relativePath returns the path of the queried file relative to the log directory. A leading slash only marks
+// the name as that of a file.
 func relativePath(file string) string {
 	file = strings.TrimLeft(strings.ReplaceAll(file, `\`, "/"), "/")
 	if file == "" {
@@ -148,6 +149,7 @@ func relativePath(file string) string {
 	return file
 }
 
+// safe returns an error if the name of a service is too long or has unsafe characters.
 func safe(service string) error {
 	if len(service) > maxServiceLength {
 		return fmt.Errorf("length must be less than %d", maxServiceLength)

@@ -41,7 +41,7 @@ type Resources interface {
 	AllocatableMemory() []memorymanager.Block
 }
 
-// Server serves the API.
+// Server serves the PodResources API on a socket of the node.
 type Server struct {
 	// Root is the kubelet's root directory, below which the socket is.
 	Root      string
@@ -51,7 +51,7 @@ type Server struct {
 	Count func(method, version string, err error)
 }
 
-// Run serves until ctx is done.
+// Run serves the API until ctx is done. It returns an error if the socket cannot be opened.
 func (s *Server) Run(ctx context.Context) error {
 	g := grpc.NewServer(grpcsocket.RateLimited(s.Count)...)
 	podresourcesapi.RegisterPodResourcesListerServer(g, &lister{Server: s})
@@ -59,13 +59,14 @@ func (s *Server) Run(ctx context.Context) error {
 	return grpcsocket.Serve(ctx, filepath.Join(s.Root, "pod-resources", "kubelet.sock"), "PodResources API clients", g)
 }
 
-// alphaLister is the v1alpha1 version of the API, which has only devices.
+// alphaLister serves the version v1alpha1 of the API, which has only devices.
 type alphaLister struct {
 	podresourcesalpha.UnimplementedPodResourcesListerServer
 	*Server
 }
 
-// List implements podresourcesalpha.PodResourcesListerServer.
+// List returns the devices of the app containers of all pods that have not terminated. It implements
+// podresourcesalpha.PodResourcesListerServer.
 func (l *alphaLister) List(context.Context, *podresourcesalpha.ListPodResourcesRequest) (*podresourcesalpha.ListPodResourcesResponse, error) {
 	out := &podresourcesalpha.ListPodResourcesResponse{}
 	for _, pod := range l.Pods.Active() {
@@ -85,13 +86,14 @@ func (l *alphaLister) List(context.Context, *podresourcesalpha.ListPodResourcesR
 	return out, nil
 }
 
-// lister is the v1 version of the API.
+// lister serves the version v1 of the API.
 type lister struct {
 	podresourcesapi.UnimplementedPodResourcesListerServer
 	*Server
 }
 
-// List implements podresourcesapi.PodResourcesListerServer.
+// List returns the resources of all pods that have not terminated. It implements
+// podresourcesapi.PodResourcesListerServer.
 func (l *lister) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
 	out := &podresourcesapi.ListPodResourcesResponse{}
 	for _, pod := range l.Pods.Active() {
@@ -100,7 +102,8 @@ func (l *lister) List(context.Context, *podresourcesapi.ListPodResourcesRequest)
 	return out, nil
 }
 
-// Get implements podresourcesapi.PodResourcesListerServer.
+// Get returns the resources of one pod that has not terminated, or an error if there is none of that name. It
+// implements podresourcesapi.PodResourcesListerServer.
 func (l *lister) Get(_ context.Context, r *podresourcesapi.GetPodResourcesRequest) (*podresourcesapi.GetPodResourcesResponse, error) {
 	for _, pod := range l.Pods.Active() {
 		if pod.Name == r.PodName && pod.Namespace == r.PodNamespace {
@@ -110,7 +113,8 @@ func (l *lister) Get(_ context.Context, r *podresourcesapi.GetPodResourcesReques
 	return nil, fmt.Errorf("pod %s in namespace %s not found", r.PodName, r.PodNamespace)
 }
 
-// GetAllocatableResources implements podresourcesapi.PodResourcesListerServer.
+// GetAllocatableResources returns the devices, CPUs and memory that can be allocated on the node. It
+// implements podresourcesapi.PodResourcesListerServer.
 func (l *lister) GetAllocatableResources(context.Context, *podresourcesapi.AllocatableResourcesRequest) (*podresourcesapi.AllocatableResourcesResponse, error) {
 	out := &podresourcesapi.AllocatableResourcesResponse{}
 	out.CpuIds = l.Resources.AllocatableCPUs()
@@ -124,6 +128,7 @@ func (l *lister) GetAllocatableResources(context.Context, *podresourcesapi.Alloc
 	return out, nil
 }
 
+// of returns the resources that are allocated to the sidecars and app containers of a pod.
 func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 	out := &podresourcesapi.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	all := l.Resources.AllDevices()
@@ -181,8 +186,8 @@ func memoryBlocks(list []memorymanager.Block) []*podresourcesapi.ContainerMemory
 	return out
 }
 
-// containerDevices converts a device to the API type, with one element for each of its NUMA nodes. d may
-// be nil.
+// containerDevices converts the device id of a resource to the API type, with one element for each of its
+// NUMA nodes. d is the device, or nil if its plugin does not report it any more.
 func containerDevices(resource, id string, d *pluginapi.Device) []*podresourcesapi.ContainerDevices {
 	if d.GetTopology() == nil {
 		return []*podresourcesapi.ContainerDevices{{ResourceName: resource, DeviceIds: []string{id}}}

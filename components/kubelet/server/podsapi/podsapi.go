@@ -28,10 +28,11 @@ import (
 // Socket is the path of the socket relative to the kubelet's root directory.
 const Socket = "pods-api/pods-api.sock"
 
-// eventBuffer is the number of events that are buffered for a client before its watch is closed.
+// eventBuffer is the number of events that are buffered for a watch client. If more are pending, its watch is
+// closed.
 const eventBuffer = 100
 
-// Counter counts requests by method, and dropped events. telemetry.Metrics implements it.
+// Counter counts requests by method, and closed watches. telemetry.Sockets implements it.
 type Counter interface {
 	PodsAPIRequest(method, version, code string)
 	PodsAPIEventDropped()
@@ -49,25 +50,27 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// Server serves the pods API. Its methods are safe for concurrent use.
+// Server serves the pods API on a socket of the node. It is the pods.Observer of the pod workers. Its methods
+// are safe for concurrent use.
 type Server struct {
 	api.UnimplementedPodsServer
 	cfg Config
 
+	// mu guards clients.
 	mu      sync.Mutex
 	clients map[*client]struct{}
 }
 
-// client is a watch client. Its channel is closed if its buffer overflows.
+// client is a client that watches pods. Its channel is closed if its buffer overflows.
 type client struct{ events chan event }
 
-// event is the current state of a pod, or the metadata of a removed one.
+// event is the current state of a pod or, if it was removed from the node, its metadata.
 type event struct {
 	pod     *v1.Pod
 	removed bool
 }
 
-// New creates a Server.
+// New returns a Server. It returns an error if a field of cfg is missing.
 func New(cfg Config) (*Server, error) {
 	if cfg.Pods == nil || cfg.Known == nil || cfg.Count == nil || cfg.Log == nil {
 		return nil, errors.New("pods, counters and a logger are required")
@@ -75,8 +78,8 @@ func New(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg, clients: map[*client]struct{}{}}, nil
 }
 
-// Updated notifies watch clients about a pod and its latest status. It does not block, and retains
-// its arguments.
+// Updated sends a pod and its latest status to the watch clients. It does not block, and retains its
+// arguments.
 func (s *Server) Updated(pod *v1.Pod, now *v1.PodStatus) {
 	s.broadcast(func() event {
 		shown := *pod
@@ -85,14 +88,15 @@ func (s *Server) Updated(pod *v1.Pod, now *v1.PodStatus) {
 	})
 }
 
-// Removed notifies watch clients that a pod was removed from the node. It does not block.
+// Removed notifies the watch clients that a pod was removed from the node. It does not block.
 func (s *Server) Removed(pod *v1.Pod) {
 	s.broadcast(func() event {
 		return event{pod: &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID}}, removed: true}
 	})
 }
 
-// broadcast creates an event and sends it, if there are watch clients.
+// broadcast sends the event that of returns to all watch clients. The watch of a client whose buffer is full
+// is closed. of is not called if there are no clients.
 func (s *Server) broadcast(of func() event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +108,7 @@ func (s *Server) broadcast(of func() event) {
 		select {
 		case c.events <- e:
 		default:
-			s.cfg.Log.Warn("watch of the kubelet's pods API closed because the client is too slow")
+			s.cfg.Log.Warn("watch of the kubelet's pods API closed because its client is too slow, the client must watch again")
 			s.cfg.Count.PodsAPIEventDropped()
 			delete(s.clients, c)
 			close(c.events)
@@ -112,14 +116,15 @@ func (s *Server) broadcast(of func() event) {
 	}
 }
 
-// Serve serves the API on a socket in dir, the kubelet's root directory, until ctx is done.
+// Serve serves the API on the socket in dir, the kubelet's root directory, until ctx is done. It returns an
+// error if the socket cannot be opened.
 func (s *Server) Serve(ctx context.Context, dir string) error {
 	server := grpc.NewServer(grpcsocket.RateLimited(s.count)...)
 	api.RegisterPodsServer(server, s)
 	return grpcsocket.Serve(ctx, filepath.Join(dir, Socket), "pods API clients", server)
 }
 
-// count records the metrics of a request.
+// count counts a request and its result err.
 func (s *Server) count(method, version string, err error) {
 	code := status.Code(err)
 	if errors.Is(err, context.Canceled) {
@@ -128,7 +133,8 @@ func (s *Server) count(method, version string, err error) {
 	s.cfg.Count.PodsAPIRequest(method, version, code.String())
 }
 
-// pods returns the node's pods, sorted by UID.
+// pods returns the node's pods, sorted by UID. It returns an error with the code FailedPrecondition until all
+// sources have delivered their pods.
 func (s *Server) pods() ([]*v1.Pod, error) {
 	if !s.cfg.Known() {
 		return nil, status.Error(codes.FailedPrecondition, "Kubelet is initializing")
@@ -138,7 +144,7 @@ func (s *Server) pods() ([]*v1.Pod, error) {
 	return all, nil
 }
 
-// marshal encodes a pod. A pod without a phase is encoded as Pending.
+// marshal encodes a pod in protobuf. A pod without a phase is encoded as Pending.
 func marshal(pod *v1.Pod) ([]byte, error) {
 	if pod.Status.Phase == "" {
 		shown := *pod
@@ -152,7 +158,7 @@ func marshal(pod *v1.Pod) ([]byte, error) {
 	return data, nil
 }
 
-// ListPods implements api.PodsServer.
+// ListPods returns all pods of the node. It implements api.PodsServer.
 func (s *Server) ListPods(context.Context, *api.ListPodsRequest) (*api.ListPodsResponse, error) {
 	all, err := s.pods()
 	if err != nil {
@@ -169,7 +175,8 @@ func (s *Server) ListPods(context.Context, *api.ListPodsRequest) (*api.ListPodsR
 	return out, nil
 }
 
-// GetPod implements api.PodsServer.
+// GetPod returns the pod with the UID of the request, or an error with the code NotFound. It implements
+// api.PodsServer.
 func (s *Server) GetPod(_ context.Context, r *api.GetPodRequest) (*api.GetPodResponse, error) {
 	all, err := s.pods()
 	if err != nil {
@@ -188,7 +195,8 @@ func (s *Server) GetPod(_ context.Context, r *api.GetPodRequest) (*api.GetPodRes
 	return nil, status.Errorf(codes.NotFound, "pod with UID %s not found", r.GetPodUID())
 }
 
-// WatchPods implements api.PodsServer.
+// WatchPods sends all pods, then an event that the list is complete, and then changes until the client
+// disconnects or is too slow. It implements api.PodsServer.
 func (s *Server) WatchPods(_ *api.WatchPodsRequest, stream api.Pods_WatchPodsServer) error {
 	if !s.cfg.Known() {
 		return status.Error(codes.FailedPrecondition, "Kubelet is initializing")
