@@ -109,7 +109,7 @@ type Reserved struct {
 	Kube, System             v1.ResourceList
 }
 
-// Values of Reserved.Enforce.
+// Values of Reserved.Enforce: the cgroups whose limits the kubelet sets.
 const (
 	// EnforcePods limits all pods together to the allocatable resources.
 	EnforcePods   = "pods"

@@ -15,7 +15,7 @@ type Metrics struct {
 	duration      *prometheus.HistogramVec
 }
 
-// NewMetrics returns Metrics without values.
+// NewMetrics returns the metrics of a new client, with no calls counted. Dial calls it.
 func NewMetrics() *Metrics {
 	return &Metrics{
 		total:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_total", Help: "Cumulative number of runtime operations by operation type."}, []string{"operation_type"}),
@@ -34,7 +34,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.duration.Describe(ch)
 }
 
-// Collect sends the current metrics to ch.
+// Collect sends the current counts and durations of CRI calls to ch.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.total.Collect(ch)
 	m.failed.Collect(ch)

@@ -39,7 +39,8 @@ func Serve(ctx context.Context, socket, what string, server *grpc.Server) error 
 	return nil
 }
 
-// maxQPS and maxBurst limit the rate of unary calls per second and in a burst.
+// maxQPS and maxBurst limit the rate of unary calls to one of the kubelet's sockets, per second and in a
+// burst.
 const (
 	maxQPS   = 100
 	maxBurst = 10

@@ -12,7 +12,7 @@ import (
 // ContainerKind is the kind of a container as a metrics label.
 type ContainerKind string
 
-// Labels of the kinds of containers.
+// Values of a metrics label: app containers, init containers including sidecars, and ephemeral containers.
 const (
 	Container          ContainerKind = "container"
 	InitContainer      ContainerKind = "init_container"

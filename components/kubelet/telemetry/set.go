@@ -18,7 +18,7 @@ func (s set) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends all metrics to ch.
+// Collect sends the current values of all metrics of the set to ch.
 func (s set) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range s {
 		c.Collect(ch)

@@ -77,6 +77,6 @@ func (p *Provider) Flush(log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 	defer cancel()
 	if err := p.provider.Shutdown(ctx); err != nil {
-		log.Debug("exporting remaining traces at shutdown failed", "err", err)
+		log.Debug("exporting remaining traces at shutdown failed, the last spans are lost", "err", err)
 	}
 }

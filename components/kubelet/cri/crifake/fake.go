@@ -186,12 +186,12 @@ func (r *Runtime) emit(id, sandbox string, kind runtimeapi.ContainerEventType) {
 	}
 }
 
-// Version implements the runtime service.
+// Version returns the name "fake" and version 1 of the runtime.
 func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest, ...grpc.CallOption) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{RuntimeName: "fake", RuntimeVersion: "1"}, nil
 }
 
-// Status implements the runtime service.
+// Status reports that the runtime and the network are ready, or the error that Fail has set.
 func (r *Runtime) Status(context.Context, *runtimeapi.StatusRequest, ...grpc.CallOption) (*runtimeapi.StatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,7 +203,8 @@ func (r *Runtime) Status(context.Context, *runtimeapi.StatusRequest, ...grpc.Cal
 	}}}, nil
 }
 
-// RuntimeConfig implements the runtime service.
+// RuntimeConfig records the call and returns the cgroup driver: systemd if Systemd is set, otherwise the
+// default of an empty response.
 func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest, ...grpc.CallOption) (*runtimeapi.RuntimeConfigResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -216,14 +217,15 @@ func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigReques
 	return &runtimeapi.RuntimeConfigResponse{}, nil
 }
 
-// UpdateRuntimeConfig implements the runtime service.
+// UpdateRuntimeConfig records the call with the pod CIDR. The fake runtime does not use the CIDR.
 func (r *Runtime) UpdateRuntimeConfig(_ context.Context, req *runtimeapi.UpdateRuntimeConfigRequest, _ ...grpc.CallOption) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &runtimeapi.UpdateRuntimeConfigResponse{}, r.recordCall("UpdateRuntimeConfig", req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr())
 }
 
-// RunPodSandbox implements the runtime service.
+// RunPodSandbox records the call and adds a ready sandbox with a new ID and, unless NoAddress is set, an IP
+// address.
 func (r *Runtime) RunPodSandbox(_ context.Context, req *runtimeapi.RunPodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.RunPodSandboxResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -253,7 +255,8 @@ func (r *Runtime) stopSandbox(id string) {
 	r.emit(id, id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
 }
 
-// StopPodSandbox implements the runtime service.
+// StopPodSandbox stops a sandbox and makes its containers exit with code 137. A sandbox that does not exist
+// is ignored.
 func (r *Runtime) StopPodSandbox(_ context.Context, req *runtimeapi.StopPodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.StopPodSandboxResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -263,7 +266,7 @@ func (r *Runtime) StopPodSandbox(_ context.Context, req *runtimeapi.StopPodSandb
 	return &runtimeapi.StopPodSandboxResponse{}, nil
 }
 
-// RemovePodSandbox implements the runtime service.
+// RemovePodSandbox removes a sandbox and its containers, if they exist. It sends no events.
 func (r *Runtime) RemovePodSandbox(_ context.Context, req *runtimeapi.RemovePodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.RemovePodSandboxResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,7 +279,7 @@ func (r *Runtime) RemovePodSandbox(_ context.Context, req *runtimeapi.RemovePodS
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
 }
 
-// PodSandboxStatus implements the runtime service.
+// PodSandboxStatus returns a copy of a sandbox's status, or an error with the code NotFound.
 func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest, _ ...grpc.CallOption) (*runtimeapi.PodSandboxStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -291,6 +294,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandbox
 	return &runtimeapi.PodSandboxStatusResponse{Status: cp}, nil
 }
 
+// matchesLabels reports whether labels has all labels of selector.
 func matchesLabels(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if labels[k] != v {
@@ -300,7 +304,7 @@ func matchesLabels(selector, labels map[string]string) bool {
 	return true
 }
 
-// ListPodSandbox implements the runtime service.
+// ListPodSandbox returns the sandboxes that have the labels of the filter. Other filters are ignored.
 func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.ListPodSandboxResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -316,7 +320,8 @@ func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandb
 	return out, nil
 }
 
-// CreateContainer implements the runtime service.
+// CreateContainer records the call and adds a container that is not started, unless OnCreate returns an
+// error.
 func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateContainerRequest, _ ...grpc.CallOption) (*runtimeapi.CreateContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -339,7 +344,8 @@ func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateConta
 	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
 }
 
-// StartContainer implements the runtime service.
+// StartContainer records the call and starts a created container. If Fail has set an error, the container
+// exits with code 128 and the reason StartError, as with a real runtime.
 func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContainerRequest, _ ...grpc.CallOption) (*runtimeapi.StartContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -362,7 +368,8 @@ func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContain
 	return &runtimeapi.StartContainerResponse{}, nil
 }
 
-// StopContainer implements the runtime service.
+// StopContainer records the call and makes a container exit with code 137. If Stubborn is set, the container
+// exits only after the timeout of the request.
 func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest, _ ...grpc.CallOption) (*runtimeapi.StopContainerResponse, error) {
 	r.mu.Lock()
 	c := r.containers[req.ContainerId]
@@ -387,12 +394,12 @@ func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContain
 	return &runtimeapi.StopContainerResponse{}, nil
 }
 
-// ReopenContainerLog implements the runtime service; there are no logs.
+// ReopenContainerLog does nothing, because the fake runtime writes no logs.
 func (r *Runtime) ReopenContainerLog(context.Context, *runtimeapi.ReopenContainerLogRequest, ...grpc.CallOption) (*runtimeapi.ReopenContainerLogResponse, error) {
 	return &runtimeapi.ReopenContainerLogResponse{}, nil
 }
 
-// RemoveContainer implements the runtime service.
+// RemoveContainer makes a container exit and removes it. A container that does not exist is ignored.
 func (r *Runtime) RemoveContainer(_ context.Context, req *runtimeapi.RemoveContainerRequest, _ ...grpc.CallOption) (*runtimeapi.RemoveContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -406,7 +413,7 @@ func (r *Runtime) RemoveContainer(_ context.Context, req *runtimeapi.RemoveConta
 	return &runtimeapi.RemoveContainerResponse{}, nil
 }
 
-// ListContainers implements the runtime service.
+// ListContainers returns the containers that have the labels of the filter. Other filters are ignored.
 func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest, _ ...grpc.CallOption) (*runtimeapi.ListContainersResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -422,7 +429,7 @@ func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContaine
 	return out, nil
 }
 
-// ContainerStatus implements the runtime service.
+// ContainerStatus returns a copy of a container's status, or an error with the code NotFound.
 func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest, _ ...grpc.CallOption) (*runtimeapi.ContainerStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -438,21 +445,22 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 	}}, nil
 }
 
-// UpdateContainerResources implements the runtime service.
+// UpdateContainerResources records the call with the container's ID. It changes nothing.
 func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.UpdateContainerResourcesRequest, _ ...grpc.CallOption) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &runtimeapi.UpdateContainerResourcesResponse{}, r.recordCall("UpdateContainerResources", req.ContainerId)
 }
 
-// CheckpointContainer implements the runtime service.
+// CheckpointContainer records the call with the container's ID. It writes no checkpoint.
 func (r *Runtime) CheckpointContainer(_ context.Context, req *runtimeapi.CheckpointContainerRequest, _ ...grpc.CallOption) (*runtimeapi.CheckpointContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &runtimeapi.CheckpointContainerResponse{}, r.recordCall("CheckpointContainer", req.GetContainerId())
 }
 
-// ExecSync implements the runtime service.
+// ExecSync records the command and returns the exit code and the output that OnExec returns, or success
+// without OnExec.
 func (r *Runtime) ExecSync(_ context.Context, req *runtimeapi.ExecSyncRequest, _ ...grpc.CallOption) (*runtimeapi.ExecSyncResponse, error) {
 	r.mu.Lock()
 	_ = r.recordCall("ExecSync", fmt.Sprint(req.Cmd))
@@ -465,7 +473,8 @@ func (r *Runtime) ExecSync(_ context.Context, req *runtimeapi.ExecSyncRequest, _
 	return &runtimeapi.ExecSyncResponse{ExitCode: code, Stdout: []byte(out)}, nil
 }
 
-// GetContainerEvents implements the runtime service.
+// GetContainerEvents returns a stream of the events from now on until ctx is done, or an error with the code
+// Unimplemented if NoEvents is set.
 func (r *Runtime) GetContainerEvents(ctx context.Context, _ *runtimeapi.GetEventsRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[runtimeapi.ContainerEventResponse], error) {
 	if r.NoEvents {
 		return nil, status.Error(codes.Unimplemented, "no events")

@@ -7,7 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ImageStatus implements the image service.
+// ImageStatus returns the image with that tag or ID, or an empty response if there is none.
 func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequest, _ ...grpc.CallOption) (*runtimeapi.ImageStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -20,7 +20,7 @@ func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequ
 	return &runtimeapi.ImageStatusResponse{}, nil
 }
 
-// PullImage implements the image service.
+// PullImage records the call and adds an image of 1 MiB with that tag.
 func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest, _ ...grpc.CallOption) (*runtimeapi.PullImageResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -32,7 +32,7 @@ func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest,
 	return &runtimeapi.PullImageResponse{ImageRef: "sha256:" + name}, nil
 }
 
-// ListImages implements the image service.
+// ListImages records the call and returns all images, ignoring the filter.
 func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest, ...grpc.CallOption) (*runtimeapi.ListImagesResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -46,7 +46,7 @@ func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest, ...
 	return out, nil
 }
 
-// RemoveImage implements the image service.
+// RemoveImage records the call and removes the image with that ID, also if Fail has set an error.
 func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequest, _ ...grpc.CallOption) (*runtimeapi.RemoveImageResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,12 +58,12 @@ func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequ
 	return &runtimeapi.RemoveImageResponse{}, r.recordCall("RemoveImage", req.Image.Image)
 }
 
-// ListPodSandboxStats implements the runtime service. It returns no statistics.
+// ListPodSandboxStats returns no statistics.
 func (r *Runtime) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSandboxStatsRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	return &runtimeapi.ListPodSandboxStatsResponse{}, nil
 }
 
-// ImageFsInfo implements the image service.
+// ImageFsInfo returns no file systems.
 func (r *Runtime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest, ...grpc.CallOption) (*runtimeapi.ImageFsInfoResponse, error) {
 	return &runtimeapi.ImageFsInfoResponse{}, nil
 }

@@ -53,7 +53,7 @@ func (c *Candidate) usage(short v1.ResourceName, of parts) int64 {
 	return 0
 }
 
-// files returns the disk usage of the pod's files of the kinds of.
+// files returns the disk usage of the selected parts of the pod: writable layers, logs and volumes.
 func (c *Candidate) files(of parts) Files {
 	var sum Files
 	add := func(counts bool, f Files) {

@@ -29,7 +29,7 @@ import (
 // Kind is the resource name of the objects of one kind.
 type Kind string
 
-// The supported kinds.
+// The supported kinds of objects, named like their resources in the API.
 const (
 	ConfigMap Kind = "configmaps"
 	Secret    Kind = "secrets"

@@ -10,7 +10,7 @@ import (
 // time.
 type OperationKind int
 
-// The kinds of operations.
+// The kinds of operations. None means that no operation is in progress.
 const (
 	None OperationKind = iota
 	// Start sets up the volumes, creates a sandbox if required, and starts containers in order.

@@ -13,7 +13,8 @@ import (
 // FinalStep is a step of the termination of a pod after its containers have been stopped.
 type FinalStep int
 
-// The steps of a termination, in order.
+// The steps of a termination, in order: stop the sandboxes, release volumes and the cgroup, delete the pod
+// from the API, and remove containers and logs.
 const (
 	ToStopSandboxes FinalStep = iota
 	ToCleanUp
@@ -27,7 +28,8 @@ const (
 // when disk space must be reclaimed.
 type DiscardState int
 
-// The states of a discard.
+// The states of a discard: whether it was requested, whether the removal has started, and whether it is
+// complete.
 const (
 	DiscardNone DiscardState = iota
 	DiscardRequested

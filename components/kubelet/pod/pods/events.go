@@ -185,7 +185,7 @@ func (m *Manager) poll(ctx context.Context) {
 	for {
 		now, err := m.list(ctx, func(id, uid string, state int32) any { return seen{uid, state} })
 		if err != nil {
-			m.host.Log.Warn("polling containers of the runtime failed, retrying", "err", err)
+			m.host.Log.Warn("polling containers of the runtime failed, exited containers are not noticed until a retry succeeds", "err", err)
 		} else {
 			dirty := map[string]bool{}
 			after := make(map[string]seen, len(now))

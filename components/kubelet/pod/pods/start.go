@@ -420,12 +420,12 @@ func (l *logFiles) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
 		return
 	}
 	if err := os.MkdirAll(l.Containers, 0o755); err != nil {
-		l.log.Debug("creating the directory of container log links failed", "directory", l.Containers, "err", err)
+		l.log.Debug("creating the directory of container log links failed, log collectors do not find the logs of containers", "directory", l.Containers, "err", err)
 		return
 	}
 	target := filepath.Join(l.Dir(pod), container, fmt.Sprintf("%d.log", attempt))
 	if err := os.Symlink(target, l.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrExist) {
-		l.log.Debug("creating link to container log failed", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
+		l.log.Debug("creating link to container log failed, log collectors do not find the log", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
 	}
 }
 

@@ -217,7 +217,7 @@ func (b BackOff) Next(now time.Time) BackOff {
 // Kind is the kind of a container: in which list of the pod spec it is.
 type Kind int
 
-// The kinds of containers.
+// The kinds of containers: app containers, init containers including sidecars, and ephemeral containers.
 const (
 	App Kind = iota
 	Init

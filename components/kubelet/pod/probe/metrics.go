@@ -13,7 +13,7 @@ type Metrics struct {
 	duration *prometheus.HistogramVec
 }
 
-// NewMetrics returns Metrics without values.
+// NewMetrics returns Metrics in which no probe attempts are counted.
 func NewMetrics() *Metrics {
 	return &Metrics{
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -31,7 +31,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.duration.Describe(ch)
 }
 
-// Collect sends the current metrics to ch.
+// Collect sends the current counts and durations of probe attempts to ch.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.total.Collect(ch)
 	m.duration.Collect(ch)

@@ -66,6 +66,8 @@ func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 // mountHugePages mounts a file system of huge pages at dir unless one is mounted. suffix is the part of the
 // medium after "HugePages": "-" and a page size, or empty for the only page size that the pod's containers
 // request. It returns an error if the containers do not request pages of that size.
+//
+// https://kubernetes.io/docs/tasks/manage-hugepages/scheduling-hugepages/
 func mountHugePages(pod *v1.Pod, dir, suffix string) error {
 	if mounted, err := mountinfo.Mounted(dir); err != nil || mounted {
 		return err

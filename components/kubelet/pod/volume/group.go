@@ -19,7 +19,8 @@ import (
 // With the policy OnRootMismatch it does nothing if the root directory already has that group. report, which
 // may be nil, is called with upstream's message when the change takes long. It is not called after
 // ChangeGroup has returned.
-// |https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods
+//
+// https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods
 func ChangeGroup(pod *v1.Pod, root string, group int64, report func(message string)) error {
 	_, below, ok := strings.Cut(root, string(pod.UID))
 	name := root

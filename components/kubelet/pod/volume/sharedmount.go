@@ -20,7 +20,8 @@ type SharedMount struct {
 // PlanSharedMount returns a plan to make dir a shared mount, so that the host and other containers see what
 // containers, such as CSI drivers, mount below dir. It only reads the mount table: Apply changes the mounts,
 // after the caller has recorded them in the host journal.
-// |https://kubernetes.io/docs/concepts/storage/volumes/#mount-propagation
+//
+// https://kubernetes.io/docs/concepts/storage/volumes/#mount-propagation
 func PlanSharedMount(dir string) (SharedMount, error) {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {

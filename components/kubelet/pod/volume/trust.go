@@ -31,7 +31,8 @@ type Certificates interface {
 
 // addTrustAnchors adds a file with the trust anchors of the ClusterTrustBundles that the source p selects to
 // payload. If it selects none, that is an error unless p is optional.
-// |https://kubernetes.io/docs/concepts/storage/projected-volumes/#clustertrustbundle
+//
+// https://kubernetes.io/docs/concepts/storage/projected-volumes/#clustertrustbundle
 func addTrustAnchors(ctx context.Context, trust TrustBundles, payload Payload, pod *v1.Pod, p *v1.ClusterTrustBundleProjection, def os.FileMode) error {
 	all, err := trust.Bundles(ctx)
 	if err != nil {

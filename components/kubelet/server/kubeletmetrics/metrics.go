@@ -68,7 +68,7 @@ type Collector struct {
 // check them.
 func (Collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect sends the current metrics to ch.
+// Collect computes the metrics from the current state of the kubelet and sends them to ch.
 func (m Collector) Collect(ch chan<- prometheus.Metric) {
 	put := func(kind prometheus.ValueType, name, help string, value float64, pairs ...string) {
 		var keys, values []string

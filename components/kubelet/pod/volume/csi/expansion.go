@@ -52,7 +52,8 @@ type expansionPlan struct {
 
 // planExpansion decides how to expand the volume pv of the claim pvc on this node. refused means that the
 // driver has rejected the expansion before.
-// |https://kubernetes.io/docs/concepts/storage/persistent-volumes/#recovering-from-failure-when-expanding-volumes
+//
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/#recovering-from-failure-when-expanding-volumes
 func planExpansion(pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, refused bool) expansionPlan {
 	state := pvc.Status.AllocatedResourceStatuses[v1.ResourceStorage]
 	has := pvc.Status.Capacity[v1.ResourceStorage]
@@ -80,7 +81,8 @@ func planExpansion(pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, refus
 // means that the pod does not have the volume yet; an error then fails the setup of the volume. For a volume
 // in use it returns nil: a failure is reported as an event and retried at expansion.nextAttempt. The caller
 // must hold the volume's lock.
-// |https://kubernetes.io/docs/concepts/storage/persistent-volumes/#csi-volume-expansion
+//
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/#csi-volume-expansion
 func (p *Plugin) expandIfNeeded(ctx context.Context, d *driver, j *job, mounting bool) error {
 	if j.claim == nil || p.cfg.Kube == nil {
 		return nil

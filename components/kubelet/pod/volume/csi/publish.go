@@ -241,7 +241,8 @@ func (p *Plugin) attributesAndSecrets(ctx context.Context, obj *storagev1.CSIDri
 
 // appliesGroup reports whether the pod's fsGroup must be applied to the volume, by the kubelet or the driver,
 // according to the fsGroupPolicy of the CSIDriver obj, which may be nil.
-// |https://kubernetes-csi.github.io/docs/support-fsgroup.html
+//
+// https://kubernetes-csi.github.io/docs/support-fsgroup.html
 func (p *Plugin) appliesGroup(obj *storagev1.CSIDriver, j *job) bool {
 	policy := storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy
 	if obj != nil && obj.Spec.FSGroupPolicy != nil && *obj.Spec.FSGroupPolicy != "" {
