@@ -89,6 +89,8 @@ const (
 
 // Proxy keeps the iptables rules of this node in sync with the Services and EndpointSlices of the
 // cluster. Informers mark Services as changed; Run writes the rules.
+//
+// Size: the informers, what they have changed, and what Run has written; each is one part of the same loop.
 type Proxy struct {
 	cfg      Config
 	services cache.SharedIndexInformer
