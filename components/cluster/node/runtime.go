@@ -133,7 +133,7 @@ func (k RuntimeSupervisor) Run(ctx context.Context) error {
 	for {
 		began := time.Now()
 		if err := k.waitForExit(ctx); err != nil {
-			k.Log.Warn("waiting for the exit of the container runtime failed, restarting it", "err", err)
+			k.Log.Warn("watching the process of the container runtime failed, starting the runtime if it does not run, containers keep running", "err", err)
 		}
 		if ctx.Err() != nil {
 			return nil

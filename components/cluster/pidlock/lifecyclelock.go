@@ -49,7 +49,8 @@ func AcquireLifecycle(ctx context.Context, l layout.Node, exclusive bool) (*Life
 	}
 }
 
-// lockLifecycle locks f, or closes it on failure. If ctx is done first, the goroutine that waits for the
+// lockLifecycle locks the lifecycle lock file f: exclusively for a command that stops or removes the cluster, and shared
+// for one that starts it. It closes f on failure. If ctx is done first, the goroutine that waits for the
 // lock closes f.
 func lockLifecycle(ctx context.Context, f *os.File, exclusive bool) error {
 	how := unix.LOCK_EX

@@ -115,8 +115,9 @@ func stateOf(n *corev1.Node) nodeState {
 }
 
 // addresses returns the addresses of a Service: those of all ready nodes in its IP families, sorted. If a Service
-// accepts connections only on nodes with endpoints, these are the addresses of the nodes in endpoints. If no node is
-// ready or has endpoints, other nodes are used, because an address should not disappear during a restart.
+// accepts connections only on nodes with endpoints, these are the addresses of the nodes in endpoints. If no node has
+// endpoints, those of all ready nodes are returned, and if no node is ready, those of all nodes, because an address
+// should not disappear during a restart.
 func addresses(svc *corev1.Service, nodes []*corev1.Node, endpoints []*discoveryv1.EndpointSlice) []corev1.LoadBalancerIngress {
 	usable := map[string]nodeState{}
 	for _, n := range nodes {

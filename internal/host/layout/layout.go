@@ -68,7 +68,8 @@ func Under(root string) Node {
 	return n
 }
 
-// nodesDir is the parent directory of the directories of additional nodes.
+// nodesDir is the directory, below the data directory of a cluster, with one directory for each additional node that
+// `up --nodes` runs on the same machine.
 const nodesDir = "nodes"
 
 // Numbered returns the layout of the i-th additional node of the machine whose first node is n,

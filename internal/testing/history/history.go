@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Verb is the verb of a Request.
+// Verb is what a Request does with an object, such as creating or deleting it.
 type Verb string
 
 // The verbs. List returns all keys.
