@@ -144,7 +144,6 @@ type packageManager struct {
 	install, remove []string
 	file            func(t *testing.T) string
 	own             string // directory of the manager's database
-	clean           bool   // removing a package also deletes its configuration
 }
 
 // TestPackages checks that a package installs the program, the unit and the documentation below /usr, and that its
