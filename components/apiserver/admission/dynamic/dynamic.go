@@ -26,6 +26,7 @@ import (
 	mutatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/mutating"
 	validatingwebhook "k8s.io/apiserver/pkg/admission/plugin/webhook/validating"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/features"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 	clientdynamic "k8s.io/client-go/dynamic"
@@ -223,7 +224,19 @@ func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	}
 	x.SetExcludedAdmissionResources(admissionregistration.ExemptResources())
 	x.InspectFeatureGates(utilfeature.DefaultFeatureGate)
-	return x, p.startPolicy(x)
+	if !utilfeature.DefaultFeatureGate.Enabled(features.MutatingAdmissionPolicy) {
+		return x, p.startPolicy(x, p.cfg.Kube)
+	}
+	s := newSchemas(p.cfg.Kube)
+	if err := p.startPolicy(x, s); err != nil {
+		return nil, err
+	}
+	// The goroutine of the plugin that stores the list must be ahead of the first object.
+	select {
+	case <-s.client.requested:
+	case <-p.stop:
+	}
+	return x, nil
 }
 
 // validatingPolicy creates the plugin ValidatingAdmissionPolicy.
@@ -233,12 +246,12 @@ func (p *Plugins) validatingPolicy(name string) (admission.Interface, error) {
 		return nil, err
 	}
 	x.SetExcludedAdmissionResources(admissionregistration.ExemptResources())
-	return x, p.startPolicy(x)
+	return x, p.startPolicy(x, p.cfg.Kube)
 }
 
-// startPolicy initializes a policy plugin and starts the informers that it needs.
-func (p *Plugins) startPolicy(x policy) error {
-	x.SetExternalKubeClientSet(p.cfg.Kube)
+// startPolicy initializes a policy plugin with the client kube and starts the informers that it needs.
+func (p *Plugins) startPolicy(x policy, kube kubernetes.Interface) error {
+	x.SetExternalKubeClientSet(kube)
 	x.SetExternalKubeInformerFactory(p.cfg.Informers)
 	x.SetRESTMapper(p.mapper)
 	x.SetDynamicClient(p.cfg.Dynamic)
