@@ -126,6 +126,9 @@ type Limits struct {
 	// StreamBytes limits the bytes per second of each connection of exec, attach, port-forward and
 	// proxy in each direction. Zero means no limit.
 	StreamBytes int64
+	// Stored is the size in bytes above which etcd certainly rejects an object. Zero means 2 MiB, the
+	// maximum message size of etcd's remote client.
+	Stored int64
 	// ShutdownDelay is how long the server continues to serve after shutdown was requested. During
 	// that time /readyz fails, so that load balancers stop sending requests to it.
 	ShutdownDelay time.Duration

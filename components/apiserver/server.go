@@ -201,6 +201,7 @@ func (s *Server) compose() error {
 		Stopping:   s.stopping,
 		Metrics:    s.metrics,
 		MinWatch:   s.cfg.Limits.Watch,
+		MaxStored:  s.cfg.Limits.Stored,
 
 		BookmarkEvery: s.cfg.BookmarkEvery,
 		SlowReader:    s.cfg.Limits.SlowReader,

@@ -60,6 +60,9 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // until Ready is closed. The server owns the client and closes it when Run returns.
 func (s *Server) Client() *clientv3.Client { return s.client.Load() }
 
+// MaxRequestBytes returns the size in bytes above which the member rejects requests of Client.
+func (s *Server) MaxRequestBytes() int64 { return int64(s.cfg.MaxRequestBytes) }
+
 // Run checks the data, then runs the member until ctx is cancelled or the member fails. Errors
 // about damaged data and full disks name the remedy. Every acknowledged write is on disk, however
 // Run returns.

@@ -39,6 +39,9 @@ type Custom struct {
 	// StatusVersions are the versions with a status subresource. Field resets of the status
 	// subresource apply to managed fields of all of them.
 	StatusVersions []string
+	// AtomicMaps reports whether the schema contains a map that has one owner as a whole
+	// (x-kubernetes-map-type: atomic), so that its keys have no managed fields.
+	AtomicMaps func() bool
 	// Remote is set if a webhook converts objects, so that results should be cached.
 	Remote bool
 

@@ -177,6 +177,7 @@ func (v *kindVersion) resource(terminating, early bool) *api.Resource {
 			Convert:         d.convertTo,
 			ConvertLossless: d.convertRaw,
 			Remote:          d.remote(),
+			AtomicMaps:      sync.OnceValue(v.hasAtomicMaps),
 
 			StatusVersions: d.withStatus(),
 

@@ -3,6 +3,7 @@ package customresource
 import (
 	"encoding/json"
 	"fmt"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/kube-openapi/pkg/validation/spec"
@@ -37,6 +38,30 @@ const metadataTypes = `{
   "apiVersion": {"type": "string"}, "blockOwnerDeletion": {"type": "boolean"}, "controller": {"type": "boolean"},
   "kind": {"type": "string"}, "name": {"type": "string"}, "uid": {"type": "string", "default": ""}}}
 }`
+
+// hasAtomicMaps reports whether the schema contains a map with x-kubernetes-map-type: atomic, outside
+// of lists.
+func (v *kindVersion) hasAtomicMaps() bool {
+	return v.Schema != nil && hasAtomicMap(v.Schema.OpenAPIV3Schema)
+}
+
+func hasAtomicMap(s *apiextensionsv1.JSONSchemaProps) bool {
+	if s == nil {
+		return false
+	}
+	if s.XMapType != nil && *s.XMapType == "atomic" {
+		return true
+	}
+	if s.AdditionalProperties != nil && hasAtomicMap(s.AdditionalProperties.Schema) {
+		return true
+	}
+	for _, child := range s.Properties {
+		if hasAtomicMap(&child) {
+			return true
+		}
+	}
+	return false
+}
 
 // makeTypes returns a converter with the schemas of all versions, which server-side apply uses to
 // merge custom resources. The types of fields without a schema are deduced from the object.

@@ -111,3 +111,69 @@ func roundTrip(t *testing.T, http2 bool, req *http.Request) *http.Response {
 	}
 	return resp
 }
+
+// TestManyKeys checks that a custom resource which is too large because of the managed fields of its
+// many keys is rejected before admission, and that one of the largest size that fits is stored.
+func TestManyKeys(t *testing.T) {
+	s, address := startOnNetwork(t, apiserver.Config{})
+	c := customOf(t, s)
+	const definition = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[1]ss.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: %[1]ss, kind: %[2]s}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          spec:
+            type: object
+            x-kubernetes-map-type: %[3]s
+            additionalProperties: {type: string, maxLength: 1}
+`
+	c.define(fmt.Sprintf(definition, "bag", "Bag", "granular"), "Established=True")
+	c.define(fmt.Sprintf(definition, "box", "Box", "atomic"), "Established=True")
+	object := func(kind string, keys int, value string) []byte {
+		var b bytes.Buffer
+		fmt.Fprintf(&b, `{"apiVersion":"example.com/v1","kind":%q,"metadata":{"name":"many"},"spec":{`, kind)
+		for i := range keys {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			fmt.Fprintf(&b, `"k%06d":%q`, i, value)
+		}
+		b.WriteString("}}")
+		return b.Bytes()
+	}
+	for _, tt := range []struct {
+		name, method, path, media string
+		body                      []byte
+		want                      int
+	}{
+		// Each value is invalid, so the size is checked before the validation.
+		{"create", "POST", "/bags", jsn, object("Bag", 120_000, "long"), 413},
+		{"apply", "PATCH", "/bags/many?fieldManager=m", ssa, object("Bag", 120_000, "long"), 413},
+		{"create that fits", "POST", "/bags", jsn, object("Bag", 40_000, "v"), 201},
+		{"update", "PUT", "/bags/many", jsn, object("Bag", 180_000, "long"), 413},
+		{"create that fits with one managed field", "POST", "/boxs", jsn, object("Box", 90_000, "v"), 201},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			resp := roundTrip(t, true, newRequest(t, tt.method, "https://"+address+"/apis/example.com/v1/namespaces/default"+tt.path, tt.media, bytes.NewReader(tt.body)))
+			defer resp.Body.Close()
+			data, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp.StatusCode != tt.want {
+				t.Errorf("%d instead of %d: %.200s", resp.StatusCode, tt.want, data)
+			}
+		})
+	}
+}

@@ -77,7 +77,7 @@ func (c actor) action(a *registry.Action) error {
 			if kind.Group == authorizationv1.GroupName {
 				kind.Kind, name = "", "" // upstream's message has neither
 			}
-			return apierrors.NewInvalid(kind, name, errs)
+			return newInvalid(kind, name, errs)
 		}
 	}
 	r := review{operation: admission.Create, kind: a.Kind, obj: obj, name: name, options: opts, dryRun: dryRun(opts.DryRun)}

@@ -61,6 +61,9 @@ func (c creator) create() error {
 	if err := c.checkTerminating(name); err != nil {
 		return err
 	}
+	if err := c.checkSize(obj, len(obj.GetManagedFields()) == 0); err != nil {
+		return err
+	}
 	obj, err = c.cfg.Fields.Created(c.res.Resource, obj, fieldmanager.Name(opts.FieldManager, c.req.UserAgent()))
 	if err != nil {
 		return err

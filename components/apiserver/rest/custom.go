@@ -109,7 +109,7 @@ func checkCustomKind(obj *unstructured.Unstructured, want schema.GroupVersionKin
 	if len(errs) == 0 {
 		return nil
 	}
-	return apierrors.NewInvalid(obj.GroupVersionKind().GroupKind(), obj.GetName(), errs)
+	return newInvalid(obj.GroupVersionKind().GroupKind(), obj.GetName(), errs)
 }
 
 // objects returns the functions with which admission creates, converts and defaults objects.

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
@@ -134,5 +135,22 @@ func tooNew(wanted, current int64) error {
 		Type:    metav1.CauseTypeResourceVersionTooLarge,
 		Message: "Too large resource version",
 	}}
+	return err
+}
+
+// maxInvalid limits the number of validation errors in a response. The library needs quadratic time
+// to join them, which is minutes for an object with 100,000 invalid fields.
+const maxInvalid = 1000
+
+// newInvalid returns the error 422 for an object that failed validation with errs. It contains at
+// most maxInvalid errors, and a cause of the type FieldValueTooMany if there were more.
+func newInvalid(kind schema.GroupKind, name string, errs field.ErrorList) *apierrors.StatusError {
+	if len(errs) <= maxInvalid {
+		return apierrors.NewInvalid(kind, name, errs)
+	}
+	err := apierrors.NewInvalid(kind, name, errs[:maxInvalid])
+	more := fmt.Sprintf("too many errors, the list is truncated: %d more", len(errs)-maxInvalid)
+	err.ErrStatus.Message += " (" + more + ")"
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: metav1.CauseTypeTooMany, Message: more})
 	return err
 }

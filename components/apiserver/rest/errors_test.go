@@ -3,9 +3,13 @@ package rest
 import (
 	"fmt"
 	"net/http"
+	"strconv"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
@@ -32,6 +36,24 @@ func TestUnavailable(t *testing.T) {
 		}
 		if status.Code != http.StatusInternalServerError || after != test.retryAfter || status.Message != test.message {
 			t.Errorf("%v: %+v", test.err, status)
+		}
+	}
+}
+
+func TestNewInvalid(t *testing.T) {
+	errs := make(field.ErrorList, 100_000)
+	for i := range errs {
+		errs[i] = field.Invalid(field.NewPath("data").Key(strconv.Itoa(i)), "v", "must be valid")
+	}
+	kind := schema.GroupKind{Kind: "ConfigMap"}
+	for n, want := range map[int]int{1: 1, maxInvalid: maxInvalid, maxInvalid + 1: maxInvalid + 1, len(errs): maxInvalid + 1} {
+		status := newInvalid(kind, "c", errs[:n]).Status()
+		causes := status.Details.Causes
+		if status.Code != http.StatusUnprocessableEntity || len(causes) != want {
+			t.Errorf("%d errors: code %d with %d causes, want %d", n, status.Code, len(causes), want)
+		}
+		if truncated := causes[len(causes)-1].Type == metav1.CauseTypeTooMany; truncated != (n > maxInvalid) {
+			t.Errorf("%d errors: the last cause is %+v", n, causes[len(causes)-1])
 		}
 	}
 }

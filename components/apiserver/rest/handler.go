@@ -44,6 +44,9 @@ type Config struct {
 	NotFound http.Handler
 	// MaxBody is the maximum size of a request body in bytes. Zero means 3 MiB.
 	MaxBody int64
+	// MaxStored is the size in bytes above which etcd certainly rejects an object. Zero means 2 MiB,
+	// the maximum message size of etcd's client.
+	MaxStored int64
 	// MinWatch is the minimum duration of watches without a timeout of their client. Zero means 30
 	// minutes.
 	MinWatch time.Duration
@@ -80,6 +83,9 @@ func New(cfg Config) (*Handler, error) {
 	}
 	if cfg.MaxBody == 0 {
 		cfg.MaxBody = 3 << 20
+	}
+	if cfg.MaxStored == 0 {
+		cfg.MaxStored = 2 << 20
 	}
 	if cfg.MinWatch <= 0 {
 		cfg.MinWatch = minWatch

@@ -74,13 +74,13 @@ func (c creator) prepareNew(ctx context.Context, obj api.Object) error {
 	c.res.PrepareCreate(ctx, obj)
 	c.res.Default(obj)
 	if errs := c.res.Validate(ctx, obj); len(errs) > 0 {
-		return apierrors.NewInvalid(invalidKind(c.res), obj.GetName(), errs)
+		return newInvalid(invalidKind(c.res), obj.GetName(), errs)
 	}
 	// Names of all kinds must be valid path segments.
 	if msgs := path.IsValidPathSegmentName(obj.GetName()); len(msgs) > 0 {
 		errs := validate.Errors{}
 		errs.InvalidAll(field.NewPath("metadata", "name"), obj.GetName(), msgs)
-		return apierrors.NewInvalid(invalidKind(c.res), obj.GetName(), errs.List)
+		return newInvalid(invalidKind(c.res), obj.GetName(), errs.List)
 	}
 	if c.res.Canonicalize != nil {
 		c.res.Canonicalize(obj)
@@ -132,7 +132,7 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	}
 	res.Default(obj)
 	if errs := way.Validate(ctx, obj, old); len(errs) > 0 {
-		return apierrors.NewInvalid(invalidKind(res), obj.GetName(), errs)
+		return newInvalid(invalidKind(res), obj.GetName(), errs)
 	}
 	if res.Canonicalize != nil {
 		res.Canonicalize(obj)

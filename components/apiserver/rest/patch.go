@@ -395,6 +395,11 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 	if err != nil {
 		return nil, err
 	}
+	if p.subresource == "" {
+		if err := p.checkSize(config, true); err != nil {
+			return nil, err
+		}
+	}
 	if current == nil {
 		current = p.empty()
 		current.GetObjectKind().SetGroupVersionKind(p.kind)

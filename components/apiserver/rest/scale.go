@@ -343,5 +343,5 @@ func validateScale(s *autoscalingv1.Scale) error {
 	if len(errs) == 0 {
 		return nil
 	}
-	return apierrors.NewInvalid(scaleKind.GroupKind(), s.Name, errs)
+	return newInvalid(scaleKind.GroupKind(), s.Name, errs)
 }

@@ -59,6 +59,11 @@ func (c changer) update(subresource string, way *api.Update) error {
 					return nil, err
 				}
 			}
+			if subresource == "" {
+				if err := c.checkSize(obj, false); err != nil {
+					return nil, err
+				}
+			}
 			live := current
 			if live == nil {
 				live = c.res.New()

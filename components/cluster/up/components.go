@@ -71,6 +71,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 		},
 		Components: map[string]func(context.Context) (string, error){"scheduler": healthy, "controller-manager": healthy},
 		Profiling:  true,
+		Limits:     apiserver.Limits{Stored: db.MaxRequestBytes()},
 		Log:        c.log.With("component", "kube-apiserver"),
 	}
 	if cfg.Audit, err = c.auditConfig(); err != nil {
