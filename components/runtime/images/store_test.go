@@ -184,3 +184,25 @@ func TestWhiteouts(t *testing.T) {
 		}
 	}
 }
+
+// TestHardLinks checks that a hard link can refer to a file in the root directory of the layer and in
+// another directory.
+func TestHardLinks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	layer := tarOf(regular("top"), hardLink("sub/a", "top"), hardLink("b", "/top"), hardLink("c", "sub/a"), symlink("l", "top"), hardLink("d", "l"))
+	if err := unpack(t.Context(), dir, bytes.NewReader(layer)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"top", "sub/a", "b", "c"} {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil || st.Nlink != 4 || st.Size != 3 {
+			t.Errorf("%s: %d links, %d bytes, %v", name, st.Nlink, st.Size, err)
+		}
+	}
+	if target, err := os.Readlink(filepath.Join(dir, "d")); err != nil || target != "top" {
+		t.Errorf("the hard link to a symlink: %q, %v", target, err)
+	}
+}

@@ -2,6 +2,7 @@ package images
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -226,7 +227,7 @@ func (u *unpacker) hardLink(at int, base, target string) error {
 		return errors.New("hard link to the root")
 	}
 	targetDir, targetBase := path.Split(target)
-	from, err := pathrs.OpenatInRoot(u.root, targetDir)
+	from, err := pathrs.OpenatInRoot(u.root, cmp.Or(targetDir, "."))
 	if err != nil {
 		return fmt.Errorf("resolving target of hard link: %w", err)
 	}
@@ -306,7 +307,7 @@ func attributes(at int, base string, h *tar.Header) error {
 	for key, value := range h.PAXRecords {
 		attr, ok := strings.CutPrefix(key, "SCHILY.xattr.")
 		// Other extended attributes affect the host, in particular those of overlayfs.
-		if !ok || attr != "security.capability" && !strings.HasPrefix(attr, "user.") {
+		if !ok || attr != "security.capability" && !strings.HasPrefix(attr, "user.") || strings.HasPrefix(attr, "user.overlay.") {
 			continue
 		}
 		if err := setXattr(at, base, attr, []byte(value)); err != nil && !errors.Is(err, unix.ENOTSUP) {
