@@ -27,7 +27,7 @@ func newCertificate(certFile, keyFile string, log *slog.Logger) (*pki.Files, err
 	c := &pki.Files{
 		Context: "serving certificate", CertFile: certFile, KeyFile: keyFile, CheckInterval: certCheckInterval,
 		OnError: func(err error) {
-			log.Warn("reloading serving certificate failed, keeping the previous certificate and retrying: fix the file before that certificate expires", "file", certFile, "err", err)
+			log.Warn("reloading serving certificate of the API server failed; the previous certificate stays in use, retrying at later connections: fix the file before that certificate expires", "file", certFile, "err", err)
 		},
 	}
 	_, err := c.Certificate()

@@ -143,7 +143,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			a.cfg.Log.WarnContext(ctx, "watching APIServices failed, changes of aggregated APIs are not noticed, retrying", "err", err)
+			a.cfg.Log.WarnContext(ctx, "watching APIServices failed; new and changed aggregated APIs are not served until the watch works again, retrying in a second", "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}
@@ -211,7 +211,7 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 		changed := a.cfg.Registry.Changed()
 		var again <-chan time.Time
 		if err := r.register(ctx); err != nil && ctx.Err() == nil {
-			a.cfg.Log.WarnContext(ctx, "writing APIServices of the API groups of this server failed, their APIServices may be missing or obsolete, retrying", "err", err)
+			a.cfg.Log.WarnContext(ctx, "writing APIServices of the API groups that this API server serves itself failed; clients that list APIServices may miss new groups or see removed ones, retrying in a second", "err", err)
 			again = time.After(retryDelay)
 		}
 		select {
@@ -240,7 +240,7 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 func (a *Aggregator) read(e *store.Entry) *apiregistrationv1.APIService {
 	obj, err := a.services.Read(e)
 	if err != nil {
-		a.cfg.Log.Error("decoding APIService in etcd failed, an aggregated API that it describes is not served: repair or delete the APIService", "apiservice", e.Key(), "err", err)
+		a.cfg.Log.Error("APIService in etcd cannot be decoded; its aggregated API is not served or keeps its previous settings: restore its encryption key and restart, or delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential", "apiservice", e.Key(), "err", err)
 		return nil
 	}
 	s, _ := obj.(*apiregistrationv1.APIService)

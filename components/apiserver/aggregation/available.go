@@ -54,7 +54,7 @@ func (b *backend) probe(ctx context.Context) {
 		}
 		wait := probeInterval
 		if err != nil {
-			b.cfg.Log.WarnContext(ctx, "updating availability in APIService status failed, the status may be outdated, retrying", "apiservice", b.name, "err", err)
+			b.cfg.Log.WarnContext(ctx, "updating condition Available of APIService failed; requests for the aggregated API are forwarded or rejected according to the previous condition, retrying with back-off", "apiservice", b.name, "err", err)
 		}
 		if err != nil || condition.Reason == reasonFailed {
 			wait = min(probeInterval, probeMinInterval<<min(failures, 10))
@@ -94,7 +94,7 @@ func (b *backend) isSlice(e *store.Entry) bool {
 func (b *backend) follow(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) {
 	for res != nil && ctx.Err() == nil {
 		if err := b.watch(ctx, res, opts, changed); ctx.Err() == nil && !errors.Is(err, store.ErrTooOld) {
-			b.cfg.Log.WarnContext(ctx, "watching Service and EndpointSlices of APIService failed, its availability is only checked periodically, retrying", "apiservice", b.name, "service", b.namespace+"/"+b.service, "err", err)
+			b.cfg.Log.WarnContext(ctx, "watching Service and EndpointSlices of APIService failed; changes of its availability are noticed only by the check every 30 seconds, retrying the watch in a second", "apiservice", b.name, "service", b.namespace+"/"+b.service, "err", err)
 			lifecycle.Pause(ctx, retryDelay)
 		}
 	}
@@ -220,7 +220,7 @@ func (b *backend) write(ctx context.Context, condition apiregistrationv1.APIServ
 		_, err := b.client.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 		switch {
 		case err == nil:
-			b.cfg.Log.InfoContext(ctx, "APIService availability changed", "apiservice", b.name, "status", condition.Status, "reason", condition.Reason)
+			b.cfg.Log.InfoContext(ctx, "condition Available of APIService changed; requests for the aggregated API are rejected with 503 unless the status is True", "apiservice", b.name, "status", condition.Status, "reason", condition.Reason)
 			return nil
 		case apierrors.IsNotFound(err):
 			return nil

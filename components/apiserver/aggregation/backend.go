@@ -106,7 +106,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	host, err := b.host(ctx)
 	if err != nil {
-		b.cfg.Log.DebugContext(ctx, "resolving address of aggregated API server failed, request rejected", "apiservice", b.name, "err", err)
+		b.cfg.Log.DebugContext(ctx, "resolving address of aggregated API server failed, request rejected with 503", "apiservice", b.name, "err", err)
 		b.fail(w, req, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}

@@ -87,11 +87,11 @@ func (b *CABundle) Run(ctx context.Context, log *slog.Logger, changed func()) er
 	seen := sha256.Sum256(b.PEM())
 	return configfile.Follow(ctx, b.path, log, func() {
 		if err := b.reload(); err != nil && !errors.Is(err, os.ErrNotExist) {
-			log.ErrorContext(ctx, "reloading CA bundle for client certificates failed, keeping the previous bundle: fix the file", "file", b.path, "err", err)
+			log.ErrorContext(ctx, "reloading CA bundle for client certificates failed; the previous bundle stays in use: fix the file, it is then reloaded", "file", b.path, "err", err)
 		}
 		if now := sha256.Sum256(b.PEM()); now != seen {
 			seen = now
-			log.InfoContext(ctx, "CA bundle for client certificates reloaded", "file", b.path)
+			log.InfoContext(ctx, "CA bundle for client certificates reloaded after a change of the file, it is in use now", "file", b.path)
 			changed()
 		}
 	})

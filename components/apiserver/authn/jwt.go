@@ -235,7 +235,7 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	data, err := os.ReadFile(i.file)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			i.log.ErrorContext(ctx, "reading changed authentication configuration failed, keeping the previous configuration: check the permissions of the file", "file", i.file, "err", err)
+			i.log.ErrorContext(ctx, "reading changed authentication configuration file failed; the previous configuration stays in effect: fix the permissions of the file, it is then reloaded", "file", i.file, "err", err)
 		}
 		return true
 	}
@@ -252,20 +252,20 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	}
 	if err != nil {
 		i.lastRead = data // an invalid file is not retried
-		i.log.ErrorContext(ctx, "reloading authentication configuration failed, keeping the previous configuration: fix the file", "file", i.file, "err", err)
+		i.log.ErrorContext(ctx, "changed authentication configuration file is invalid; the previous configuration stays in effect: correct the file, it is then reloaded", "file", i.file, "err", err)
 		return true
 	}
 	if err := next.healthy(ctx); err != nil {
 		next.cancel()
 		if ctx.Err() == nil {
-			i.log.ErrorContext(ctx, "issuer of the new authentication configuration does not respond, keeping the previous configuration and retrying: check that the issuer is reachable", "file", i.file, "err", err)
+			i.log.ErrorContext(ctx, "issuer of the changed authentication configuration does not respond; the previous configuration stays in effect, retrying with back-off: check that the issuer is reachable", "file", i.file, "err", err)
 		}
 		return false
 	}
 	i.lastRead = data
 	old := i.current.Swap(next)
 	old.cancel()
-	i.log.InfoContext(ctx, "authentication configuration reloaded", "file", i.file)
+	i.log.InfoContext(ctx, "authentication configuration reloaded after a change of the file, it is in effect now", "file", i.file)
 	return true
 }
 

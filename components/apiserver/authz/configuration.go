@@ -190,7 +190,7 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 		data, err := os.ReadFile(a.cfg.ConfigFile)
 		if err != nil {
 			if !errors.Is(err, os.ErrNotExist) {
-				log.ErrorContext(ctx, "reading changed authorization configuration failed, keeping the previous configuration: check the permissions of the file", "file", a.cfg.ConfigFile, "err", err)
+				log.ErrorContext(ctx, "reading changed authorization configuration file failed; the previous configuration stays in effect: fix the permissions of the file, it is then reloaded", "file", a.cfg.ConfigFile, "err", err)
 			}
 			return
 		}
@@ -204,10 +204,10 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 			chain, err = a.build(cfg)
 		}
 		if err != nil {
-			log.ErrorContext(ctx, "reloading authorization configuration failed, keeping the previous configuration: fix the file", "file", a.cfg.ConfigFile, "err", err)
+			log.ErrorContext(ctx, "changed authorization configuration file is invalid; the previous configuration stays in effect: correct the file, it is then reloaded", "file", a.cfg.ConfigFile, "err", err)
 			return
 		}
 		a.chain.Store(&chain)
-		log.InfoContext(ctx, "authorization configuration reloaded", "file", a.cfg.ConfigFile)
+		log.InfoContext(ctx, "authorization configuration reloaded after a change of the file, it is in effect now", "file", a.cfg.ConfigFile)
 	})
 }

@@ -65,7 +65,7 @@ func Run(ctx context.Context, cfg Config) error {
 		written, err := writeMissing(ctx, cfg)
 		if err == nil {
 			if written > 0 {
-				cfg.Log.Info("initial cluster objects written", "count", written)
+				cfg.Log.Info("missing or changed initial cluster objects, such as namespaces and default RBAC roles, written to etcd", "count", written)
 			}
 			return nil
 		}
@@ -74,7 +74,7 @@ func Run(ctx context.Context, cfg Config) error {
 		case errors.As(err, &conflict) && conflicts < maxAttempts:
 			conflicts++ // another API server was faster: check again
 		case errors.Is(err, store.ErrUnavailable) && ctx.Err() == nil:
-			cfg.Log.Warn("writing initial cluster objects failed because etcd is unavailable or slow, this API server is not ready, retrying in a second", "err", err)
+			cfg.Log.Warn("writing initial cluster objects failed because etcd is unavailable or slow; this API server is not ready until they are written, retrying in a second", "err", err)
 			lifecycle.Pause(ctx, retryDelay)
 		default:
 			return fmt.Errorf("writing initial cluster objects: %w", err)
@@ -198,7 +198,7 @@ func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log 
 		existing, err := e.Object()
 		if err != nil {
 			// Do not fail: the server must run so that an operator can delete the object.
-			log.ErrorContext(ctx, "decoding initial cluster object in etcd failed, it has no effect and is left unchanged: delete it and restart the API server, which writes it again", "resource", res.Plural, "key", key, "err", err)
+			log.ErrorContext(ctx, "initial cluster object in etcd cannot be decoded, so it has no effect and is not repaired: delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential and restart the API server, which writes it again", "resource", res.Plural, "key", key, "err", err)
 			continue
 		}
 		if repaired := w.reconcile(existing.(api.Object), obj); repaired != nil {

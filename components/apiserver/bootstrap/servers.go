@@ -42,7 +42,7 @@ type serverTracker struct {
 func (s *serverTracker) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := s.follow(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn("maintaining the key of this API server in etcd failed, its address may be missing in the endpoints of the Service default/kubernetes, retrying in a second", "address", s.self, "err", err)
+			s.log.Warn("registering this API server in etcd failed; its address may be missing in the endpoints of the Service default/kubernetes, so pods may not reach it; retrying in a second", "address", s.self, "err", err)
 			lifecycle.Pause(ctx, retryDelay)
 		}
 	}

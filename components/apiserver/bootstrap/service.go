@@ -124,7 +124,7 @@ func (k *ServiceReconciler) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		k.log.Warn("reconciling Service default/kubernetes and its endpoints failed, pods may not reach the API server, retrying in a second", "err", err)
+		k.log.Warn("updating Service default/kubernetes and its endpoints failed; pods may not reach the API server, retrying in a second", "err", err)
 		lifecycle.Pause(ctx, retryDelay)
 	}
 	return nil
@@ -209,7 +209,7 @@ func (k *ServiceReconciler) ensure(ctx context.Context, res *registry.Resource, 
 			stored, err := e.Object()
 			if errors.Is(err, store.ErrCorrupt) {
 				// It is written again after an operator has deleted it.
-				k.log.ErrorContext(ctx, "decoding object of Service default/kubernetes failed: delete the object, it will be written again", "resource", res.Plural, "key", key, "err", err)
+				k.log.ErrorContext(ctx, "object of the Service default/kubernetes in etcd cannot be decoded and is not updated, so pods may not reach the API server: delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential, it is then written again", "resource", res.Plural, "key", key, "err", err)
 				return nil
 			}
 			if err != nil {

@@ -279,7 +279,7 @@ func (c *Config) discovery() map[string]http.Handler {
 	}
 	docs, err := tokens.NewDiscovery(c.Issuers[0], uri, c.Keys)
 	if err != nil {
-		c.Log.Warn("OpenID discovery of service account issuer disabled, other parties cannot verify service account tokens with it: correct the issuer, the JWKS URI or the keys", "issuer", c.Issuers[0], "err", err)
+		c.Log.Warn("OpenID discovery documents of the service account issuer are not served; systems outside of the cluster cannot verify service account tokens with them, the cluster is not affected: correct the issuer, the JWKS URI or the keys and restart the API server", "issuer", c.Issuers[0], "err", err)
 		return map[string]http.Handler{}
 	}
 	return map[string]http.Handler{

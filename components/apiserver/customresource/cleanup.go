@@ -112,7 +112,7 @@ func (s *Server) startCleanup(ctx context.Context, d *crd) {
 			if err == nil || ctx.Err() != nil {
 				return
 			}
-			s.cfg.Log.Error("deleting the custom resources of a deleted CustomResourceDefinition failed, the definition remains until a retry (every second) succeeds", "crd", d.Name, "err", err)
+			s.cfg.Log.Error("deleting the custom resources of a deleted CustomResourceDefinition failed; the definition remains with a deletion timestamp, retrying every second", "crd", d.Name, "err", err)
 			s.setTerminating(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err))
 			lifecycle.Pause(ctx, time.Second)
 		}
@@ -131,7 +131,7 @@ func (s *Server) setTerminating(ctx context.Context, d *crd, status apiextension
 		return true
 	})
 	if err != nil && ctx.Err() == nil {
-		s.cfg.Log.Error("writing condition Terminating of CustomResourceDefinition failed, users do not see the progress of its deletion; the deletion continues", "crd", d.Name, "err", err)
+		s.cfg.Log.Error("writing condition Terminating of CustomResourceDefinition failed; users do not see the progress of its deletion, which continues", "crd", d.Name, "err", err)
 	}
 }
 

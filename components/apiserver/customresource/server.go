@@ -158,7 +158,7 @@ func (s *Server) follow(ctx context.Context) error {
 func (s *Server) read(e *store.Entry) *crd {
 	obj, err := s.definitions.Read(e)
 	if err != nil {
-		s.cfg.Log.Error("decoding CustomResourceDefinition failed, its custom resources are not served or keep their previous definition: repair or delete the stored definition", "key", e.Key(), "err", err)
+		s.cfg.Log.Error("CustomResourceDefinition in etcd cannot be decoded; its custom resources are not served or keep their previous definition: restore its encryption key and restart, or delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential", "key", e.Key(), "err", err)
 		return nil
 	}
 	d, ok := obj.(*crd)
@@ -225,7 +225,7 @@ func (s *Server) sync(ctx context.Context, name string) {
 		})
 		if err != nil {
 			if ctx.Err() == nil {
-				s.cfg.Log.Error("writing status of CustomResourceDefinition failed, clients do not see whether it is established; it is written at the definition's next change or the next start", "crd", name, "err", err)
+				s.cfg.Log.Error("writing status of CustomResourceDefinition failed; clients do not see whether it is established, and new custom resources are missing in discovery; retrying at the next change of the definition or the next start of the API server", "crd", name, "err", err)
 			}
 			return
 		}
@@ -265,7 +265,7 @@ func (s *Server) serveAs(d *crd, early bool) {
 	} else {
 		var err error
 		if now.definition, err = newDefinition(d, s.webhooks.converter); err != nil {
-			s.cfg.Log.Error("CustomResourceDefinition cannot be served, its custom resources remain unavailable or unchanged: correct the definition", "crd", d.Name, "err", err)
+			s.cfg.Log.Error("CustomResourceDefinition is invalid; its custom resources are not served or keep their previous definition: correct the definition", "crd", d.Name, "err", err)
 			return
 		}
 	}

@@ -57,7 +57,7 @@ func (k *DefaultsReconciler) Run(ctx context.Context) error {
 		case <-retry.C:
 		}
 		if err := k.Reconcile(ctx); err != nil && !errors.Is(err, context.Canceled) {
-			k.Log.WarnContext(ctx, "reconciling default FlowSchemas and PriorityLevelConfigurations failed, defaults may be missing or changed, retrying in 10 s", "err", err)
+			k.Log.WarnContext(ctx, "restoring default FlowSchemas and PriorityLevelConfigurations failed; defaults that were deleted or changed keep affecting request limits, retrying in 10 seconds", "err", err)
 			retry.Reset(retryInterval)
 		}
 	}

@@ -76,7 +76,7 @@ func (s *validLister) List(selector labels.Selector) ([]*flowcontrolv1.PriorityL
 	return slices.DeleteFunc(list, func(level *flowcontrolv1.PriorityLevelConfiguration) bool {
 		err := validateLevel(&level.Spec)
 		if err != nil && s.notLogged(level) {
-			s.log.Warn("PriorityLevelConfiguration in etcd is invalid, ignoring it: replace or delete the object", "priorityLevel", level.Name, "err", err)
+			s.log.Warn("PriorityLevelConfiguration in etcd is invalid and ignored; FlowSchemas that refer to it have no effect: replace or delete the object", "priorityLevel", level.Name, "err", err)
 		}
 		return err != nil
 	}), nil

@@ -162,7 +162,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	u, err := c.authenticate(ctx, req)
 	if err != nil {
 		c.cfg.Metrics.Unauthenticated(time.Since(start))
-		c.cfg.Log.DebugContext(ctx, "request not authenticated", "method", req.Method, "path", req.URL.Path, "err", err)
+		c.cfg.Log.DebugContext(ctx, "API request not authenticated, rejected with 401", "method", req.Method, "path", req.URL.Path, "err", err)
 		c.refuse(w, req.WithContext(ctx), start, authenticationMethods(req), apierrors.NewUnauthorized("Unauthorized"))
 		return
 	}
@@ -359,7 +359,7 @@ func (c *Chain) recover(w *writer, req *http.Request) {
 	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(v) // the server uses this value to abort a response
 	}
-	c.cfg.Log.ErrorContext(req.Context(), "handler of API request panicked, the request failed with 500: report this bug with the stack", "method", req.Method, "path", req.URL.Path,
+	c.cfg.Log.ErrorContext(req.Context(), "handler of API request panicked; this request failed, other requests are not affected: report this bug with the stack", "method", req.Method, "path", req.URL.Path,
 		"panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 	if w.code == 0 && !w.hijacked {
 		http.Error(w, "This request caused apiserver to panic. Look in the logs for details.", http.StatusInternalServerError)

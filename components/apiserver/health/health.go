@@ -98,7 +98,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		if err := c.Probe(req.Context()); err != nil {
 			fmt.Fprintf(&out, "[-]%s failed: reason withheld\n", c.Name)
 			failed = append(failed, c.Name)
-			h.log.DebugContext(req.Context(), "health check failed", "path", h.path, "check", c.Name, "err", err)
+			h.log.DebugContext(req.Context(), "health check of the API server failed, responding with 500", "path", h.path, "check", c.Name, "err", err)
 			continue
 		}
 		fmt.Fprintf(&out, "[+]%s ok\n", c.Name)

@@ -82,12 +82,12 @@ func (k *LeaseManager) Run(ctx context.Context) error {
 	defer clean.Stop()
 	renewLease := func() {
 		if err := k.renew(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			k.cfg.Log.Warn("renewing lease of this API server failed, others regard the server as stopped when the lease expires, retrying in 10 s", "lease", k.name, "err", err)
+			k.cfg.Log.Warn("renewing the Lease that identifies this API server failed; other API servers delete the Lease when it has expired after an hour, requests are not affected; retrying in 10 seconds", "lease", k.name, "err", err)
 		}
 	}
 	cleanLeases := func() {
 		if err := k.clean(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			k.cfg.Log.Warn("deleting expired leases of other API servers failed, they remain listed, retrying in 1 h", "err", err)
+			k.cfg.Log.Warn("deleting expired Leases of stopped API servers in kube-system failed; they remain listed, nothing else is affected; retrying in an hour", "err", err)
 		}
 	}
 	renewLease()

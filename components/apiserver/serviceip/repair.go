@@ -25,7 +25,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	// repair, and the repair restores those deleted before.
 	repair := func() {
 		if err := a.Repair(ctx); err != nil && ctx.Err() == nil {
-			a.log.Error("repairing IPAddresses and node port allocations of Services failed, addresses or ports may be lost or allocated twice; the repair is repeated when the watch or the server restarts", "err", err)
+			a.log.Error("comparing allocated cluster IPs and node ports with the Services failed; missing allocations are not restored, so an address or port could be allocated to a second Service; retrying at the next start of the API server or when its watch of IPAddresses restarts", "err", err)
 		}
 	}
 	a.watch(ctx, a.cfg.IPAddresses, repair, func(ev store.Event) {
@@ -48,7 +48,7 @@ func (a *Allocator) watch(ctx context.Context, c *store.Collection, begun func()
 		if ctx.Err() != nil {
 			return
 		}
-		a.log.Debug("watching IPAddresses or node port allocations of Services ended, restarting the watch in a second", "err", err)
+		a.log.Debug("watch of IPAddresses or of node port allocations ended, watching again in a second", "err", err)
 		lifecycle.Pause(ctx, retryDelay)
 	}
 }
@@ -94,7 +94,7 @@ func (a *Allocator) restore(ctx context.Context, gone *store.Entry) {
 		return
 	}
 	if err := a.restoreAll(ctx, svc.(*corev1.Service)); err != nil && ctx.Err() == nil {
-		a.log.Error("restoring deleted IPAddress of Service failed, the address may be allocated to another Service until the next repair (at the next start)", "service", e.Key(), "address", ip.Name, "err", err)
+		a.log.Error("recreating deleted IPAddress of Service failed; the address may be allocated to a second Service; retrying at the next start of the API server or when its watch of IPAddresses restarts", "service", e.Key(), "address", ip.Name, "err", err)
 	}
 }
 
@@ -147,7 +147,7 @@ func (a *Allocator) repairAddresses(ctx context.Context) error {
 		}
 		switch _, _, err := a.cfg.Store.Commit(ctx, a.cfg.IPAddresses.Delete(e)); {
 		case err == nil:
-			a.log.Warn("IPAddress deleted because no Service uses it", "address", ip.Name)
+			a.log.Warn("IPAddress deleted because no Service uses it, the address can be allocated again", "address", ip.Name)
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrNotFound):
 		default:
 			return err
@@ -167,7 +167,7 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 	for _, ip := range addressesOf(svc) {
 		addr, err := parse(ip)
 		if err != nil {
-			a.log.Error("Service has an invalid cluster IP, no IPAddress is allocated for it: recreate the Service", "service", svc.Namespace+"/"+svc.Name, "address", ip, "err", err)
+			a.log.Error("Service has an invalid cluster IP, which is not allocated to it and cannot be used: recreate the Service", "service", svc.Namespace+"/"+svc.Name, "address", ip, "err", err)
 			continue
 		}
 		e, err := a.cfg.IPAddresses.Get(ctx, addr.String(), 0)
@@ -177,7 +177,7 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 				return err
 			}
 			if !allocatedTo(obj.(*networkingv1.IPAddress), svc) {
-				a.log.Error("cluster IP of Service is allocated to another object: recreate the Service", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+				a.log.Error("cluster IP of Service is allocated to another object, so connections to it may reach a different Service: recreate the Service", "service", svc.Namespace+"/"+svc.Name, "address", ip)
 			}
 			continue
 		}
@@ -186,7 +186,7 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 		}
 		switch _, _, err := a.cfg.Store.Commit(ctx, a.createOp(addr, svc)); {
 		case err == nil:
-			a.log.Warn("IPAddress of Service was missing and has been created", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+			a.log.Warn("IPAddress of Service was missing and has been created, so that its cluster IP is not allocated to another Service", "service", svc.Namespace+"/"+svc.Name, "address", ip)
 		case errors.Is(err, store.ErrExists):
 		default:
 			return err
@@ -216,7 +216,7 @@ func (a *Allocator) repairPorts(ctx context.Context) error {
 			}
 			for _, p := range list {
 				if !a.cfg.NodePorts.Contains(int(p)) {
-					a.log.Error("Service has a node port outside of the range: recreate the Service", "service", svc.Namespace+"/"+svc.Name,
+					a.log.Error("Service has a node port outside of the node port range, which is not reserved for it: recreate the Service", "service", svc.Namespace+"/"+svc.Name,
 						"port", p, "range", a.cfg.NodePorts.String())
 					continue
 				}
@@ -233,7 +233,7 @@ func (a *Allocator) repairPorts(ctx context.Context) error {
 		_, _, err = a.cfg.Store.Commit(ctx, op)
 		if err == nil {
 			if entry != nil {
-				a.log.Warn("node port allocations repaired, they differed from the ports of the Services")
+				a.log.Warn("allocated node ports in etcd differed from the ports of the Services and have been corrected")
 			}
 			return nil
 		}

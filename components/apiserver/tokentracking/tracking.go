@@ -66,7 +66,7 @@ func (k *ConfigMapReconciler) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			k.cfg.Log.WarnContext(ctx, "updating ConfigMap with the start of token usage tracking failed, unused legacy tokens are not deleted, retrying", "err", err)
+			k.cfg.Log.WarnContext(ctx, "updating ConfigMap kube-apiserver-legacy-service-account-token-tracking failed; unused legacy service account tokens are not deleted, authentication is not affected; retrying in a second", "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}
