@@ -168,7 +168,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	for _, d := range chosen {
 		if cfg.Served != nil && slices.ContainsFunc(d.needs, func(r schema.GroupVersionResource) bool { return !cfg.Served(r) }) {
-			cfg.Log.Info("controller not started: the API server does not serve a resource that it needs", "controller", d.name)
+			cfg.Log.Info("controller not started because the API server does not serve a resource that it needs; to start it, enable the resource and restart the controller manager", "controller", d.name)
 			continue
 		}
 		clients := cfg.Clients

@@ -239,7 +239,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(ds.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "DaemonSet has an invalid selector, its pods are not reconciled: recreate it with a valid selector", "daemonset", k, "err", err)
+		c.env.Log.ErrorContext(ctx, "DaemonSet has an invalid selector, so its pods are not created, updated or deleted: recreate it with a valid selector", "daemonset", k, "err", err)
 		return nil
 	}
 	h, err := c.history(ctx, ds, selector)

@@ -157,7 +157,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "Deployment has an invalid selector, its ReplicaSets are not reconciled: recreate it with a valid selector", "deployment", key, "err", err)
+		c.env.Log.ErrorContext(ctx, "Deployment has an invalid selector, so its ReplicaSets are not created, scaled or deleted: recreate it with a valid selector", "deployment", key, "err", err)
 		return nil
 	}
 	owned, err := c.claim(ctx, d, selector)

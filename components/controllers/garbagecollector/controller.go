@@ -196,7 +196,7 @@ func (c *Collector) waitSettled(ctx context.Context) error {
 func (c *Collector) updateMonitors(ctx context.Context) {
 	found, err := discoverAll(c.cfg.Discovery)
 	if err != nil {
-		c.env.Log.WarnContext(ctx, "discovery of some served resources failed, garbage collection uses their previous list and retries", "err", err)
+		c.env.Log.WarnContext(ctx, "discovery of served resources failed for some API groups; garbage collection continues with their resources of the last discovery, retrying within 30 seconds", "err", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -224,7 +224,7 @@ func (c *Collector) updateMonitors(ctx context.Context) {
 		}
 		m, err := c.watch(ctx, gvr, kind)
 		if err != nil {
-			c.env.Log.WarnContext(ctx, "watching resource for garbage collection failed, its objects are not collected until a retry succeeds", "resource", gvr, "err", err)
+			c.env.Log.WarnContext(ctx, "watching resource for garbage collection failed; objects of this resource are not deleted with their owners until a retry succeeds, retrying within 30 seconds", "resource", gvr, "err", err)
 			continue
 		}
 		c.monitors[gvr] = m
@@ -260,7 +260,7 @@ func (c *Collector) waitForSync(ctx context.Context) {
 			select {
 			case <-check.Done():
 			case <-timeout.C:
-				c.env.Log.WarnContext(ctx, "listing resource for garbage collection takes too long, its objects are ignored until it is listed", "resource", check.Name())
+				c.env.Log.WarnContext(ctx, "listing resource for garbage collection takes longer than 30 seconds; objects of other resources are collected meanwhile, those of this resource as soon as they are listed", "resource", check.Name())
 				return
 			case <-ctx.Done():
 				return

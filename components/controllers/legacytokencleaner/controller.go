@@ -75,7 +75,7 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	if err != nil {
 		// The API server creates the ConfigMap at its first start. Nothing has to be deleted in the
 		// following year.
-		c.env.Log.DebugContext(ctx, "start of token usage tracking is unknown, keeping unused token Secrets", "err", err)
+		c.env.Log.DebugContext(ctx, "start of token usage tracking is unknown, keeping unused service account token Secrets until the next daily check", "err", err)
 		return nil
 	}
 	if now.Before(since.Add(c.period)) {
@@ -101,7 +101,7 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 			continue
 		}
 		if err := c.invalidateOrDelete(ctx, s, now); err != nil {
-			c.env.Log.ErrorContext(ctx, "invalidating or deleting unused token Secret failed, retrying in the next daily round", "namespace", s.Namespace, "secret", s.Name, "err", err)
+			c.env.Log.ErrorContext(ctx, "invalidating or deleting Secret with an unused service account token failed; the Secret stays as it is, retrying in 24 hours", "namespace", s.Namespace, "secret", s.Name, "err", err)
 		}
 	}
 	return nil

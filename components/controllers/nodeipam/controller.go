@@ -113,7 +113,7 @@ func (c *Controller) markUsedLocked(n *corev1.Node) {
 	for _, s := range n.Spec.PodCIDRs {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			c.env.Log.Warn("node has an invalid pod CIDR, ignoring it: it is not reserved", "node", n.Name, "cidr", s, "err", err)
+			c.env.Log.Warn("Node has a pod CIDR that cannot be parsed; the CIDR is ignored and not reserved for the node: recreate the Node", "node", n.Name, "cidr", s, "err", err)
 			continue
 		}
 		held = append(held, p)

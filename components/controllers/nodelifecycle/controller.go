@@ -393,7 +393,7 @@ func (c *Controller) declareUnknown(ctx context.Context, n *corev1.Node) (*corev
 	if err != nil {
 		return nil, err
 	}
-	c.env.Log.WarnContext(ctx, "node is unresponsive, setting its conditions to Unknown: its pods are evicted if it does not recover", "node", n.Name)
+	c.env.Log.WarnContext(ctx, "kubelet of node has stopped reporting; conditions of the Node are set to Unknown, and its pods are evicted if the kubelet does not report again", "node", n.Name)
 	if wasReady {
 		ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}
 		c.env.Events.Eventf(ref, corev1.EventTypeNormal, "NodeNotReady", "Node %s status is now: NodeNotReady", n.Name)

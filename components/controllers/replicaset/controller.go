@@ -242,7 +242,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "object has an invalid selector, its pods are not reconciled: recreate it with a valid selector", "controller", c.flavor.Name, "key", k, "err", err)
+		c.env.Log.ErrorContext(ctx, "ReplicaSet or ReplicationController has an invalid selector, so its pods are not created or deleted: recreate it with a valid selector", "controller", c.flavor.Name, "key", k, "err", err)
 		return nil
 	}
 	// Check the expectations before reading the pods: events in between only make the pods newer.

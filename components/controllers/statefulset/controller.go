@@ -141,7 +141,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	set := shared.DeepCopy()
 	selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "StatefulSet has an invalid selector, its pods are not reconciled: recreate it with a valid selector", "statefulset", key, "err", err)
+		c.env.Log.ErrorContext(ctx, "StatefulSet has an invalid selector, so its pods are not created, updated or deleted: recreate it with a valid selector", "statefulset", key, "err", err)
 		return nil
 	}
 	candidates, err := control.Owned[*corev1.Pod](c.podIndex, set, true)

@@ -95,7 +95,7 @@ func NewLoop(env Env, name string, sync func(ctx context.Context, key string) er
 		name:    name,
 		workers: env.Workers,
 		sync:    sync,
-		log:     env.Log.With("controller", name),
+		log:     env.Log,
 		queue:   queue, removeMetrics: unmeasured, newWorkerMetrics: func() *componentmetrics.Worker { return env.Queues.Worker(known) },
 		ready: make(chan struct{}),
 	}
@@ -203,7 +203,7 @@ func (l *Loop) runPrepare(ctx context.Context) bool {
 			return true
 		}
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "preparing controller before its first sync failed, no object is synced until a retry succeeds", "err", err)
+			l.log.WarnContext(ctx, "initialization of controller failed; it reconciles no object until a retry with back-off succeeds", "controller", l.name, "err", err)
 		}
 		if !retry.Pause(ctx) {
 			return false
@@ -227,12 +227,12 @@ func (l *Loop) next(ctx context.Context, w *componentmetrics.Worker) bool {
 	case ctx.Err() != nil:
 	case errors.Is(err, ErrNoRetry):
 		l.queue.Forget(key)
-		l.log.WarnContext(ctx, "syncing object failed, retrying only after a related object changes", "key", key, "err", err)
+		l.log.WarnContext(ctx, "reconciling object failed and cannot succeed in the present state of the cluster; retrying when a related object changes", "controller", l.name, "key", key, "err", err)
 	default:
 		if apierrors.IsConflict(err) || errors.Is(err, ErrStale) {
-			l.log.DebugContext(ctx, "syncing object failed because the informer cache is out of date, retrying", "key", key, "err", err)
+			l.log.DebugContext(ctx, "reconciling object failed because the informer cache is out of date, retrying with back-off", "controller", l.name, "key", key, "err", err)
 		} else {
-			l.log.WarnContext(ctx, "syncing object failed, retrying", "key", key, "err", err)
+			l.log.WarnContext(ctx, "reconciling object failed; its desired state is not reached until a retry succeeds, retrying with back-off", "controller", l.name, "key", key, "err", err)
 		}
 		l.queue.AddRateLimited(key)
 	}

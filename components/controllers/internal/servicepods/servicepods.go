@@ -21,7 +21,7 @@ func Watch(loop *control.Loop, env control.Env) error {
 		}
 		keys, err := sliceutil.GetServicesToUpdate(services, change)
 		if err != nil {
-			env.Log.Error("listing Services that select a changed pod failed, their endpoints are not updated before the next change", "namespace", change.Namespace, "podLabels", change.Labels, "err", err)
+			env.Log.Error("listing Services that select a changed pod failed; their endpoints do not contain this change until a pod or the Service changes again", "namespace", change.Namespace, "podLabels", change.Labels, "err", err)
 			return
 		}
 		for key := range keys {
