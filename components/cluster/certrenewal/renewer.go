@@ -104,7 +104,7 @@ type Renewer struct {
 
 // Run renews certificates until ctx is canceled.
 func (k Renewer) Run(ctx context.Context) error {
-	return RunRenewal(ctx, k.Log, "renewing control plane certificates failed, retrying", k.Renew)
+	return RunRenewal(ctx, k.Log, "renewing control plane certificates failed; the existing certificates stay in use until they expire, retrying in a minute", k.Renew)
 }
 
 // RenewBeforeStart renews due certificates before the node starts. It also replaces the kubelet's client
@@ -112,7 +112,7 @@ func (k Renewer) Run(ctx context.Context) error {
 // clock was wrong. Errors are logged, and the node starts with the existing certificates.
 func (k Renewer) RenewBeforeStart(node kubeletcerts.Config) {
 	if _, err := k.Renew(); err != nil {
-		k.Log.Error("renewing control plane certificates before the start failed, starting with the existing certificates", "err", err)
+		k.Log.Error("renewing control plane certificates before the start of the node failed; the node starts with the existing certificates and retries after the start", "err", err)
 	}
 	replaced, err := kubeletcerts.ReplaceExpired(node, func() (certPEM, keyPEM []byte, err error) {
 		ca, err := pki.LoadCA(filepath.Join(k.Layout.Etc, "pki", "ca"))
@@ -127,9 +127,9 @@ func (k Renewer) RenewBeforeStart(node kubeletcerts.Config) {
 	})
 	switch {
 	case err != nil:
-		k.Log.Error("renewing expired kubelet client certificate failed, the kubelet cannot authenticate", "node", node.NodeName, "err", err)
+		k.Log.Error("renewing expired kubelet client certificate failed; the kubelet cannot authenticate, so the node stays NotReady: resolve the error and restart the node", "node", node.NodeName, "err", err)
 	case replaced:
-		k.Log.Info("expired kubelet client certificate renewed", "node", node.NodeName)
+		k.Log.Info("expired kubelet client certificate renewed, the kubelet can authenticate again", "node", node.NodeName)
 	}
 }
 
