@@ -154,7 +154,7 @@ func (n *Network) Run(ctx context.Context) error {
 			if !n.kernel.writer.Lost(ctx) {
 				continue
 			}
-			n.cfg.Log.Info("iptables rules of the pod network were removed, writing them again")
+			n.cfg.Log.Info("iptables rules of the pod network were removed by another program, so traffic between pods of different nodes may have failed; writing the rules again now")
 		case _, ok := <-routes:
 			if !ok {
 				// The subscription overflowed and events were lost: sync and subscribe again.
@@ -171,11 +171,11 @@ func (n *Network) Run(ctx context.Context) error {
 		if len(peers) > 0 && routes == nil {
 			var err error
 			if routes, err = n.watch(watching); err != nil {
-				n.cfg.Log.Warn("watching host routes failed, removed routes to pods of other nodes are not restored until a node changes, which also retries the watch", "err", err)
+				n.cfg.Log.Warn("watching host routes failed; if another program removes routes to pods of other nodes, they are restored only when a node changes, retrying the watch then", "err", err)
 			}
 		}
 		if err := n.sync(ctx, self, peers); err != nil && ctx.Err() == nil {
-			n.cfg.Log.Warn("setting up routes to pods of other nodes failed, pods may not reach them, retrying", "retryAfter", retryAfter, "err", err)
+			n.cfg.Log.Warn("setting up routes to other nodes failed; pods may not reach pods of other nodes, retrying", "retryAfter", retryAfter, "err", err)
 			retry.Reset(retryAfter)
 		}
 	}
@@ -263,7 +263,7 @@ func (n *Network) watchRoutes(ctx context.Context) (<-chan struct{}, error) {
 	if err := netlink.RouteSubscribeWithOptions(updates, ctx.Done(), netlink.RouteSubscribeOptions{
 		ErrorCallback: func(err error) {
 			if ctx.Err() == nil {
-				n.cfg.Log.Warn("watch of host routes reported an error, watching again if it has ended", "err", err)
+				n.cfg.Log.Warn("watch of host routes reported an error; if the watch has ended, routes to pods of other nodes are restored and watched again in 2 seconds", "err", err)
 			}
 		},
 	}); err != nil {

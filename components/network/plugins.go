@@ -15,7 +15,7 @@ func (n *Network) watchCNIConf(ctx context.Context) {
 	}
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		n.cfg.Log.Warn("watching CNI configurations failed, their changes are not noticed: restart this process after a change", "directory", n.cfg.CNIConfDir, "err", err)
+		n.cfg.Log.Warn("watching CNI configurations failed; changes in the directory have no effect on routes to other nodes: restart the node after a change", "directory", n.cfg.CNIConfDir, "err", err)
 		return
 	}
 	defer watcher.Close()
@@ -43,7 +43,7 @@ func (n *Network) watchCNIConf(ctx context.Context) {
 			if !ok {
 				return
 			}
-			n.cfg.Log.Warn("watch of CNI configurations reported an error, reading them again", "directory", n.cfg.CNIConfDir, "err", err)
+			n.cfg.Log.Warn("watch of CNI configurations reported an error, so changes may have been missed; reading the directory again now", "directory", n.cfg.CNIConfDir, "err", err)
 		}
 		select {
 		case n.changed <- struct{}{}:

@@ -177,9 +177,9 @@ func setConntrackParams(all []conntrackParam, journal *hostjournal.Journal, log 
 		case b.explicit:
 			return fmt.Errorf("setting kernel parameter %s: %w", b.change.Name, err)
 		case errors.Is(err, unix.EACCES):
-			log.Debug("kernel parameter cannot be set in this network namespace", "sysctl", b.change.Name)
+			log.Debug("kernel parameter of conntrack cannot be set in this network namespace, its current value stays in effect", "sysctl", b.change.Name)
 		default:
-			log.Warn("setting kernel parameter of conntrack failed, keeping its current value until the proxy restarts", "sysctl", b.change.Name, "desired", b.value, "err", err)
+			log.Warn("setting kernel parameter of conntrack failed; its current value stays in effect, retrying at the next start of the proxy", "sysctl", b.change.Name, "desired", b.value, "err", err)
 		}
 	}
 	if err := journal.Record(changes...); err != nil {

@@ -29,6 +29,6 @@ func (p *Proxy) createUnservedEvent(ctx context.Context, service serviceName, po
 		Note:      fmt.Sprintf("node %s failed to start healthcheck %q on port %d: %v", p.cfg.NodeName, service.Namespace+"/"+service.Name, port, cause),
 	}
 	if _, err := p.cfg.Clients.Kube.EventsV1().Events(service.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
-		p.cfg.Log.Warn("creating event about the unserved health check port of a Service failed, users do not see the problem in the API", "service", service.Namespace+"/"+service.Name, "port", port, "err", err)
+		p.cfg.Log.Warn("creating event about a health check port that this node cannot listen on failed; users see this problem of the Service only in this log, no retry of the event", "service", service.Namespace+"/"+service.Name, "port", port, "err", err)
 	}
 }

@@ -116,7 +116,7 @@ func (p *Proxy) healthCheckPorts(changed map[string]bool) map[string]*serviceHea
 		}
 		if sockets == nil {
 			if sockets, err = p.healthSockets(); err != nil {
-				p.cfg.Log.Error("listing node addresses failed, health check ports listen on all addresses", "node", p.cfg.NodeName, "err", err)
+				p.cfg.Log.Error("listing node addresses failed; health check ports of changed Services also listen on addresses that serve no node ports, retrying when such a Service changes again", "node", p.cfg.NodeName, "err", err)
 				sockets = wildcardSockets
 			}
 		}
@@ -176,7 +176,7 @@ func (h *health) serveServices(desired map[string]*serviceHealth) {
 		}
 		if err := want.listen(h.serviceHandler(key)); err != nil {
 			if before == nil || before.port != want.port {
-				h.log.Error("listening on health check port of Service failed, load balancers skip this node until a retry succeeds", "service", key, "port", want.port, "retryInterval", portRetryInterval, "err", err)
+				h.log.Error("listening on health check port of Service failed; load balancers send no traffic of the Service to this node until a retry succeeds, retrying every 5 seconds", "service", key, "port", want.port, "retryInterval", portRetryInterval, "err", err)
 				if h.onUnserved != nil {
 					h.onUnserved(key, want.port, err)
 				}

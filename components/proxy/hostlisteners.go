@@ -113,6 +113,6 @@ func (p *Proxy) createPortInUseEvent(ctx context.Context, service serviceName, l
 			p.cfg.NodeName, l.protocol, l.address.Port(), l.address.Addr()),
 	}
 	if _, err := p.cfg.Clients.Kube.EventsV1().Events(service.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
-		p.cfg.Log.Warn("creating event about a load balancer port in use by another program failed, users do not see in the API that this node does not forward it", "service", service.Namespace+"/"+service.Name, "port", l.address.Port(), "err", err)
+		p.cfg.Log.Warn("creating event about a load balancer port in use by another program failed; this node does not forward the port, and users see that only in this log, no retry of the event", "service", service.Namespace+"/"+service.Name, "port", l.address.Port(), "err", err)
 	}
 }

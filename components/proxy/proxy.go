@@ -259,13 +259,13 @@ func (p *Proxy) Run(ctx context.Context) error {
 			if !p.writer.Lost(ctx) {
 				continue
 			}
-			p.cfg.Log.Info("iptables rules of services were removed, writing them again")
+			p.cfg.Log.Info("iptables rules of Services were removed by another program, so connections to Services may have failed; writing the rules again now")
 		}
 		if err := p.sync(ctx, &eventWrites); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
-			p.cfg.Log.Error("writing iptables rules of services failed, recent changes of Services and endpoints have no effect on this node until a retry succeeds", "retryAfter", time.Second, "err", err)
+			p.cfg.Log.Error("writing iptables rules of Services failed; recent changes of Services and endpoints have no effect on this node until a retry succeeds, retrying", "retryAfter", time.Second, "err", err)
 			p.health.recordFailure()
 			retry.Reset(time.Second)
 			continue
@@ -349,7 +349,7 @@ func (p *Proxy) sync(ctx context.Context, events *sync.WaitGroup) error {
 		n, err := udpFrontendsOf(append(removed, all...)).flush(ipv6)
 		p.metrics.flowsDeleted(ipv6, n, began)
 		if err != nil {
-			p.cfg.Log.Warn("deleting stale UDP flows of Services failed, clients may still use removed endpoints", "family", family, "err", err)
+			p.cfg.Log.Warn("deleting conntrack entries of UDP flows to removed endpoints of Services failed; packets of these flows still go to the removed endpoints until the entries expire, no retry", "family", family, "err", err)
 		}
 	}
 	triggered := p.drainTriggered()

@@ -45,7 +45,7 @@ func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) er
 	defer cancel()
 	if !cache.WaitFor(known, "", e.synced) {
 		if ctx.Err() == nil {
-			e.cfg.Log.Warn("network policies have not been synced, pod starts without them until the API server responds", "pod", pod.Namespace+"/"+pod.Name)
+			e.cfg.Log.Warn("network policies are not known because the API server does not respond; pod starts without policies, they are enforced as soon as the API server responds", "pod", pod.Namespace+"/"+pod.Name)
 		}
 		return ctx.Err()
 	}

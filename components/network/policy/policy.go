@@ -141,14 +141,14 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			if !e.writer.Lost(ctx) {
 				continue
 			}
-			e.cfg.Log.Info("iptables rules of network policies were removed, writing them again")
+			e.cfg.Log.Info("iptables rules of network policies were removed by another program, so policies were not enforced; writing the rules again now")
 		}
 		if !guarded && len(e.policies.GetStore().ListKeys()) > 0 {
 			guarded = true
 			watching.Go(func() { e.writer.Run(ctx, suspect) })
 		}
 		if err := e.sync(ctx); err != nil && ctx.Err() == nil {
-			e.cfg.Log.Error("writing network policy rules failed, latest changes of policies and pods are not enforced, retrying", "retryAfter", retryAfter, "err", err)
+			e.cfg.Log.Error("writing iptables rules of network policies failed; the latest changes of policies and pods are not enforced, retrying", "retryAfter", retryAfter, "err", err)
 			timer.Reset(retryAfter)
 		}
 		// Changes in this time are written together.

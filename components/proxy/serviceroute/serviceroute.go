@@ -81,7 +81,7 @@ func (k *Reconciler) Run(ctx context.Context) error {
 	if err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{
 		ErrorCallback: func(err error) {
 			if ctx.Err() == nil {
-				k.cfg.Log.Warn("watch of host routes reported an error, deleted service routes may only be restored at the next ServiceCIDR change", "err", err)
+				k.cfg.Log.Warn("watch of host routes reported an error; if another program deletes routes to Services, the host may not reach Services until the next ServiceCIDR change, pods are not affected", "err", err)
 			}
 		},
 	}); err != nil {
@@ -108,7 +108,7 @@ func (k *Reconciler) Run(ctx context.Context) error {
 			}
 		}
 		if err := k.ensure(k.ranges()); err != nil {
-			k.cfg.Log.Warn("adding host routes to service addresses failed, the host may not reach Services until the retry at the next route or ServiceCIDR change", "link", k.cfg.Bridge, "err", err)
+			k.cfg.Log.Warn("adding host routes to Services failed; the host may not reach Services, pods are not affected; retrying at the next change of a route or ServiceCIDR", "link", k.cfg.Bridge, "err", err)
 		}
 	}
 }
@@ -189,7 +189,7 @@ func (k *Reconciler) ensureOne(bridge netlink.Link, prefix netip.Prefix) error {
 	if err := netlink.RouteReplace(route); err != nil {
 		return err
 	}
-	k.cfg.Log.Info("route to service CIDR through the pods' bridge added", "cidr", prefix, "link", k.cfg.Bridge)
+	k.cfg.Log.Info("host route to service CIDR through the pods' bridge added, so that the host reaches Services", "cidr", prefix, "link", k.cfg.Bridge)
 	return nil
 }
 

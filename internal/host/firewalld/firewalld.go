@@ -105,7 +105,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			retry.Reset()
 		}
 		pause := retry.Next()
-		m.cfg.Log.Warn("adding pod network to the trusted zone of firewalld failed, firewalld may reject traffic of pods, retrying", "err", err, "retryAfter", pause)
+		m.cfg.Log.Warn("adding pod network to the trusted zone of firewalld failed; firewalld may reject traffic of pods until a retry succeeds, retrying", "err", err, "retryAfter", pause)
 		if !lifecycle.Pause(ctx, pause) {
 			return nil
 		}
@@ -188,7 +188,7 @@ func (m *Manager) add(ctx context.Context, conn *dbus.Conn) error {
 		}
 	}
 	if added > 0 {
-		m.cfg.Log.Info("pod network added to the trusted zone of firewalld", "entries", added)
+		m.cfg.Log.Info("pod network added to the trusted zone of firewalld, so that firewalld accepts traffic of pods", "entries", added)
 	}
 	return nil
 }

@@ -102,7 +102,7 @@ func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 		err = g.Listen()
 	}
 	if socket := g.socket; err != nil {
-		g.log.Warn("kernel does not report iptables rule changes, checking the rules periodically", "interval", g.period, "err", err)
+		g.log.Warn("kernel does not report iptables rule changes; rules that another program removes are restored only after the next check, checking after each interval", "interval", g.period, "err", err)
 	} else {
 		var reading sync.WaitGroup
 		defer reading.Wait()
@@ -151,7 +151,7 @@ func (g *Guard) follow(ctx context.Context, socket io.Reader, received chan<- st
 				continue // the receive buffer overflowed, and the next read succeeds
 			}
 			if !retry.Started() {
-				g.log.Warn("reading iptables rule change notifications failed, checking the rules now and after each further failure, retrying", "err", err)
+				g.log.Warn("reading iptables rule changes from the kernel failed; rules that another program removes are restored with a delay, retrying with back-off and checking all rules at each retry", "err", err)
 			}
 			if !retry.Pause(ctx) {
 				return

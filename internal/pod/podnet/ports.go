@@ -124,7 +124,7 @@ func (n *Network) forgetFlows(rules []portRule) {
 			continue
 		}
 		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter); err != nil {
-			n.log.Warn("deleting conntrack entries of old UDP flows to host port failed, their packets may not reach the pod until the entries expire", "hostPort", r.HostPort, "podIP", r.pod, "err", err)
+			n.log.Warn("deleting conntrack entries of old UDP flows to host port failed; packets of these flows may not reach the pod until the entries expire, no retry", "hostPort", r.HostPort, "podIP", r.pod, "err", err)
 		}
 	}
 }

@@ -165,7 +165,7 @@ func (n *Network) setupSysctls() error {
 			// In some kernels br_netfilter is a module.
 			_ = exec.Command("modprobe", "br_netfilter").Run()
 			if err := n.sysctl(name, value); err != nil {
-				n.log.Warn("kernel has no module br_netfilter, Services do not work between pods on the same node: install the module", "sysctl", name, "err", err)
+				n.log.Warn("kernel module br_netfilter is not available; Services do not work between pods on the same node: install the module and restart the container runtime", "sysctl", name, "err", err)
 			}
 		default:
 			return fmt.Errorf("setting sysctl %s: %w", strings.ReplaceAll(name, "/", "."), err)
