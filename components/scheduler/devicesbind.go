@@ -94,7 +94,7 @@ func (b *claimBinder) release(ctx context.Context, r *framework.Reservation) {
 			continue
 		}
 		if err := b.unreserve(ctx, c); err != nil && ctx.Err() == nil {
-			b.log.Warn("removing pod from reservedFor of ResourceClaim failed, the claim stays reserved until the pod is scheduled or deleted", "pod", name(c.Pod), "resourceClaim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
+			b.log.Warn("removing pod that could not be bound from status.reservedFor of ResourceClaim failed; the claim stays reserved for the pod until the pod is scheduled or deleted", "pod", name(c.Pod), "resourceClaim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
 		}
 		if c.Allocation == nil {
 			continue

@@ -122,7 +122,7 @@ func (b *claimBinder) releaseExtended(ctx context.Context, c framework.Claimed) 
 	}
 	if err := b.deleteExtended(ctx, c.Made); err != nil {
 		if ctx.Err() == nil {
-			b.log.Warn("deleting ResourceClaim for extended resources of a pod failed, retrying when the pod is scheduled again", "pod", name(c.Pod), "resourceClaim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
+			b.log.Warn("deleting ResourceClaim that was created for the extended resources of a pod failed after the pod could not be bound; the claim remains, retrying at the next scheduling attempt of the pod", "pod", name(c.Pod), "resourceClaim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
 		}
 		return
 	}

@@ -282,7 +282,7 @@ func (s *Scheduler) extendPreempt(ctx context.Context, pod *corev1.Pod, found []
 		left, err := e.preempt(ctx, pod, found, now)
 		if err != nil {
 			if e.cfg.Ignorable {
-				s.cfg.Log.Warn("scheduler extender failed to filter preemption victims, ignoring the extender for this pod", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
+				s.cfg.Log.Warn("scheduler extender failed to filter preemption victims; victims for this pod are chosen without the extender, because it is configured as ignorable", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 				continue
 			}
 			return nil, err
@@ -304,7 +304,7 @@ func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*
 		left, result, err := e.filter(ctx, pod, nodes)
 		if err != nil {
 			if e.cfg.Ignorable {
-				s.cfg.Log.Warn("scheduler extender failed to filter nodes, ignoring the extender for this pod", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
+				s.cfg.Log.Warn("scheduler extender failed to filter nodes; this pod is scheduled without the filter of the extender, because it is configured as ignorable", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 				continue
 			}
 			return nil, err
@@ -339,7 +339,7 @@ func (s *Scheduler) extendScore(ctx context.Context, pod *corev1.Pod, nodes []*s
 		}
 		var list extenderv1.HostPriorityList
 		if err := e.call(ctx, e.cfg.PrioritizeVerb, e.args(pod, nodes), &list); err != nil {
-			s.cfg.Log.Warn("scheduler extender failed to score nodes, ignoring its scores for this pod", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
+			s.cfg.Log.Warn("scheduler extender failed to score nodes; this pod is scheduled without the scores of the extender", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 			continue
 		}
 		for _, host := range list {

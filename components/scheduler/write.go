@@ -136,16 +136,16 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 	}
 	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(d.reason))
 	if err := w.setUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
-		w.log.Warn("updating status of unschedulable pod failed, retrying at its next scheduling attempt", "pod", name(d.pod), "err", err)
+		w.log.Warn("updating condition PodScheduled of unschedulable pod failed; its status does not show why the pod is pending, retrying at its next scheduling attempt", "pod", name(d.pod), "err", err)
 	}
 	if d.deallocated != nil {
 		if err := w.claims.free(ctx, d.deallocated); err != nil && ctx.Err() == nil {
-			w.log.Warn("deallocating ResourceClaim of unschedulable pod failed, retrying at the next scheduling attempt of the pod", "pod", name(d.pod), "resourceClaim", d.deallocated.Namespace+"/"+d.deallocated.Name, "err", err)
+			w.log.Warn("deallocating ResourceClaim of unschedulable pod failed; its devices stay allocated and the pod stays pending, retrying at the next scheduling attempt of the pod", "pod", name(d.pod), "resourceClaim", d.deallocated.Namespace+"/"+d.deallocated.Name, "err", err)
 		}
 	}
 	for _, pod := range d.nominationCleared {
 		if err := patchStatus(ctx, w.kube, pod, map[string]any{"nominatedNodeName": nil}); err != nil && ctx.Err() == nil {
-			w.log.Warn("clearing nominated node of pod failed, retrying at its next scheduling attempt", "pod", name(pod), "err", err)
+			w.log.Warn("clearing status.nominatedNodeName of pod failed; only its status is outdated, retrying at its next scheduling attempt", "pod", name(pod), "err", err)
 		}
 	}
 	if d.nominated == nil || *d.nominated == "" {
@@ -153,7 +153,7 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 	}
 	err := w.evict(ctx, d, recorder)
 	if err != nil && ctx.Err() == nil {
-		w.log.Warn("evicting preemption victims for pod failed, the pod will be scheduled again", "pod", name(d.pod), "node", *d.nominated, "err", err)
+		w.log.Warn("evicting preemption victims for pod failed; the pod stays pending and is scheduled again", "pod", name(d.pod), "node", *d.nominated, "err", err)
 	}
 	w.inbox.put(message{evicted: d.pod, err: err})
 }
@@ -209,7 +209,7 @@ func (w *writers) place(ctx context.Context, d *decision, recorder events.EventR
 		if err == nil || !e.cfg.Ignorable {
 			return err
 		}
-		w.log.Warn("scheduler extender failed to bind pod, binding the pod without the extender", "extender", e.cfg.URLPrefix, "pod", name(pod), "node", d.node, "err", err)
+		w.log.Warn("scheduler extender failed to bind pod; the scheduler binds the pod itself, because the extender is configured as ignorable", "extender", e.cfg.URLPrefix, "pod", name(pod), "node", d.node, "err", err)
 	}
 	w.metrics.binding.Inc()
 	defer w.metrics.binding.Dec()
@@ -229,7 +229,7 @@ func (w *writers) reportBindFailure(ctx context.Context, d *decision, why error,
 	if apierrors.IsNotFound(err) || err == nil && now.UID != d.pod.UID {
 		return
 	}
-	w.log.Warn("binding pod to node failed, the pod will be scheduled again", "pod", name(d.pod), "node", d.node, "err", why)
+	w.log.Warn("binding pod to node failed; the pod stays pending and is scheduled again", "pod", name(d.pod), "node", d.node, "err", why)
 	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(why.Error()))
 	if err == nil && now.Spec.NodeName == "" {
 		d.pod, d.reason, d.failed = now, why.Error(), true
@@ -237,7 +237,7 @@ func (w *writers) reportBindFailure(ctx context.Context, d *decision, why error,
 		err = w.setUnschedulable(ctx, d)
 	}
 	if err != nil && ctx.Err() == nil {
-		w.log.Warn("updating status of pod that could not be bound failed, retrying at its next scheduling attempt", "pod", name(d.pod), "err", err)
+		w.log.Warn("updating condition PodScheduled of pod that could not be bound failed; its status does not show why the pod is pending, retrying at its next scheduling attempt", "pod", name(d.pod), "err", err)
 	}
 }
 
@@ -264,7 +264,7 @@ func (w *writers) expect(ctx context.Context, d *decision) {
 		return
 	}
 	if err := patchStatus(ctx, w.kube, d.pod, map[string]any{"nominatedNodeName": d.node}); err != nil && ctx.Err() == nil {
-		w.log.Warn("setting nominated node of pod failed, its resources are not reserved if the scheduler restarts before it is bound", "pod", name(d.pod), "node", d.node, "err", err)
+		w.log.Warn("setting status.nominatedNodeName of pod failed; binding continues, but if the scheduler restarts before the pod is bound, resources of the node are not reserved for the pod; no retry", "pod", name(d.pod), "node", d.node, "err", err)
 	}
 }
 
