@@ -132,7 +132,7 @@ func run(ctx context.Context, flags *config.Flags, set *pflag.FlagSet) (err erro
 	if text, err := k.cfg.EffectiveText(); err == nil {
 		deps.Log.Info("effective kubelet configuration", "config", text)
 	} else {
-		deps.Log.Warn("encoding effective kubelet configuration failed, so it is not logged: see /configz of the kubelet", "err", err)
+		deps.Log.Warn("effective kubelet configuration cannot be encoded and is not logged, the kubelet is not affected: see /configz of the kubelet", "err", err)
 	}
 	return k.Run(ctx)
 }

@@ -229,7 +229,7 @@ func (k *Kubelet) cleanUp(ctx context.Context) error {
 		wait.Go(func() { _ = k.pods.mirrors.Run(ctx) })
 	}
 	if err := k.workers.TerminateOrphans(ctx); err != nil && ctx.Err() == nil {
-		k.log.Warn("terminating pods that were deleted while the kubelet was stopped failed, their containers continue to run until the next start of the kubelet", "err", err)
+		k.log.Warn("finding pods that were deleted while the kubelet was stopped failed; their containers continue to run, retrying at the next start of the kubelet", "err", err)
 	}
 	if k.kube != nil {
 		k.resources.ReconcileClaims(ctx)

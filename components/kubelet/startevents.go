@@ -16,7 +16,7 @@ func (k *Kubelet) emitStartEvents() {
 	}
 	if k.machine.SwapBytes > 0 {
 		if kept, err := volume.NoSwap(); err != nil {
-			k.log.Warn("checking for tmpfs noswap support failed, memory-backed volumes may be swapped to disk", "err", err)
+			k.log.Warn("checking whether the kernel supports tmpfs without swap failed; memory-backed volumes, such as those of Secrets, may be swapped to disk: disable swap if this is not acceptable", "err", err)
 		} else if !kept {
 			k.events.NodeWarning("PossibleMemoryBackedVolumesOnDisk", "The tmpfs noswap option is not supported. Memory-backed volumes (e.g. secrets, emptyDirs, etc.) "+
 				"might be swapped to disk and should no longer be considered secure.")

@@ -141,7 +141,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			if !ok {
 				return nil
 			}
-			w.Log.Warn("watch of the plugin directory reported an error, listing its sockets again", "directory", w.Dir, "err", err)
+			w.Log.Warn("watch of the plugin registration directory reported an error, so new sockets may have been missed; listing the directory again now", "directory", w.Dir, "err", err)
 			f.rescan(ctx)
 		case ev, ok := <-notify.Events:
 			if !ok {
@@ -166,7 +166,7 @@ func (f *watchState) event(ctx context.Context, ev fsnotify.Event) {
 	case !within(f.w.Dir, ev.Name):
 	case ev.Has(fsnotify.Create):
 		if err := f.walk(ctx, ev.Name); err != nil {
-			f.w.Log.Warn("watching new entry of the plugin directory failed, its plugins are not registered: recreate the entry", "path", ev.Name, "err", err)
+			f.w.Log.Warn("watching new file or directory in the plugin registration directory failed; plugins in it are not registered: recreate it or restart the kubelet", "path", ev.Name, "err", err)
 		}
 	case ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename):
 		// Moving a directory away removes all sockets in it.
@@ -179,7 +179,7 @@ func (f *watchState) event(ctx context.Context, ev fsnotify.Event) {
 func (f *watchState) rescan(ctx context.Context) {
 	f.removeSockets(notExist)
 	if err := f.walk(ctx, f.w.Dir); err != nil {
-		f.w.Log.Warn("listing plugin sockets failed, new plugins may not be registered until their sockets are recreated", "directory", f.w.Dir, "err", err)
+		f.w.Log.Warn("listing plugin sockets failed; plugins with new sockets are not registered until their sockets are recreated or the kubelet restarts", "directory", f.w.Dir, "err", err)
 	}
 }
 
@@ -265,7 +265,7 @@ func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
 			w.setRegistered(path, true)
 			<-own.Done()
 			if ctx.Err() == nil {
-				w.Log.Info("plugin deregistered because its socket was removed", "plugin", plugin.Name, "socket", path)
+				w.Log.Info("plugin deregistered because its socket was removed; it is not used until it creates a socket again", "plugin", plugin.Name, "socket", path)
 				handler.Deregister(plugin)
 			}
 			return
@@ -273,7 +273,7 @@ func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
 		if own.Err() != nil {
 			return
 		}
-		w.Log.Info("plugin registration failed, the plugin is not used until a retry succeeds", "socket", path, "err", err)
+		w.Log.Info("registration of CSI, DRA or device plugin failed; the plugin is not used until a retry succeeds, retrying with back-off", "socket", path, "err", err)
 		if !retry.Pause(own) {
 			return
 		}
@@ -325,6 +325,6 @@ func (w *Watcher) register(ctx, own context.Context, path string) (Plugin, Handl
 	if err != nil {
 		return Plugin{}, nil, err
 	}
-	w.Log.Info("plugin registered", "plugin", p.Name, "type", info.Type, "endpoint", p.Endpoint)
+	w.Log.Info("plugin registered, the kubelet uses it now", "plugin", p.Name, "type", info.Type, "endpoint", p.Endpoint)
 	return p, handler, nil
 }

@@ -39,7 +39,7 @@ func (m *Manager) ReconcileClaims(ctx context.Context) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		m.log.Warn("unpreparing ResourceClaims of deleted pods failed, their devices remain prepared until a retry succeeds", "err", err)
+		m.log.Warn("unpreparing ResourceClaims of deleted pods failed; their devices remain prepared on this node until a retry succeeds, retrying with back-off", "err", err)
 		if !retry.Pause(ctx) {
 			return
 		}

@@ -68,7 +68,7 @@ func (s *cpuSetUpdater) Run(ctx context.Context) error {
 // updateAll updates the CPU sets of all running containers. A failure is logged and retried by Run.
 func (s *cpuSetUpdater) updateAll(ctx context.Context) {
 	if err := s.tryUpdateAll(ctx); err != nil {
-		s.log.Warn("updating CPU sets of containers failed, they may run on CPUs of other containers until a retry succeeds", "err", err)
+		s.log.Warn("updating CPU sets of containers failed; they may run on CPUs that are exclusive to other containers until a retry succeeds, retrying with back-off", "err", err)
 		s.requestRetry()
 	}
 }
@@ -116,7 +116,7 @@ func (s *cpuSetUpdater) containerStarted(ctx context.Context, pod *v1.Pod, conta
 		return
 	}
 	if err := s.update(ctx, id, set); err != nil {
-		s.log.Warn("updating CPU set of container failed, it may run on CPUs of other containers until a retry succeeds", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
+		s.log.Warn("updating CPU set of container failed; it may run on CPUs that are exclusive to other containers until a retry succeeds, retrying with back-off", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
 		s.requestRetry()
 	}
 }

@@ -163,7 +163,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		go func() {
 			defer close(served)
 			if err := s.readOnly.Serve(s.cfg.ReadOnly); !errors.Is(err, http.ErrServerClosed) {
-				s.cfg.Log.Error("serving the read-only port of the kubelet failed, it is not available: restart the kubelet", "address", s.cfg.ReadOnly.Addr(), "err", err)
+				s.cfg.Log.Error("serving the read-only port of the kubelet failed; its clients cannot connect, the HTTPS port is not affected: restart the kubelet", "address", s.cfg.ReadOnly.Addr(), "err", err)
 			}
 		}()
 		defer func() { s.readOnly.Close(); <-served }()

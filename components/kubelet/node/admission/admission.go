@@ -188,7 +188,7 @@ func (a *Admitter) newestNode() *v1.Node {
 	defer cancel()
 	node, err := a.cfg.Kube.CoreV1().Nodes().Get(ctx, a.cfg.NodeName, metav1.GetOptions{})
 	if err != nil {
-		a.cfg.Log.Warn("getting latest Node for pod admission failed, pods that need its new labels are rejected", "node", a.cfg.NodeName, "err", err)
+		a.cfg.Log.Warn("getting the latest Node from the API server failed; a new pod whose node selector or affinity needs labels that the kubelet has not received yet is rejected, no retry", "node", a.cfg.NodeName, "err", err)
 		return nil
 	}
 	a.cfg.Node.Observe(node)

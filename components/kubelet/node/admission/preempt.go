@@ -125,7 +125,7 @@ func (a *Admitter) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, m
 		return fmt.Errorf("preemption: error finding a set of pods to preempt: %w", err)
 	}
 	for _, v := range victims {
-		a.cfg.Log.Info("preempting pod for a critical pod", "pod", v.Namespace+"/"+v.Name, "preemptor", pod.Namespace+"/"+pod.Name)
+		a.cfg.Log.Info("terminating pod to free resources for a critical pod (preemption)", "pod", v.Namespace+"/"+v.Name, "preemptor", pod.Namespace+"/"+pod.Name)
 		a.cfg.Events.Event(v, v1.EventTypeWarning, preemption.Reason, preemption.Message)
 		a.cfg.Preempted(string(need[0].Name))
 		a.cfg.Pods.Terminate(v.UID, &pods.Verdict{Reason: preemption.Reason, Message: preemption.Message, Discard: true, Conditions: []v1.PodCondition{{
@@ -143,7 +143,7 @@ func (a *Admitter) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, m
 		case <-ctx.Done():
 		case <-a.cfg.Pods.Cleaned(v.UID):
 		case <-timer.C:
-			a.cfg.Log.Warn("preemption victim did not terminate in time, starting the critical pod anyway", "pod", v.Namespace+"/"+v.Name, "preemptor", pod.Namespace+"/"+pod.Name)
+			a.cfg.Log.Warn("pod that was preempted did not terminate within its grace period; its termination continues, and the critical pod starts although resources may be short", "pod", v.Namespace+"/"+v.Name, "preemptor", pod.Namespace+"/"+pod.Name)
 		}
 		timer.Stop()
 	}

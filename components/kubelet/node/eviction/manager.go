@@ -143,7 +143,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			m.cfg.Log.Warn("eviction check failed, no pod is evicted until a check succeeds", "err", err)
+			m.cfg.Log.Warn("checking eviction thresholds failed; no pod is evicted until a check succeeds, retrying in 10 seconds", "err", err)
 		}
 		next := measureInterval
 		if len(ended) > 0 {
@@ -166,7 +166,7 @@ func (m *Manager) waitForTermination(ctx context.Context, ended []<-chan struct{
 		select {
 		case <-done:
 		case <-limit.C:
-			m.cfg.Log.Info("evicted pods did not terminate in time, more pods may be evicted", "timeout", cleanupWait)
+			m.cfg.Log.Info("evicted pods did not terminate in time; their termination continues, and more pods are evicted if a threshold is still met", "timeout", cleanupWait)
 			return
 		case <-ctx.Done():
 			return
@@ -197,24 +197,24 @@ func (m *Manager) synchronize(ctx context.Context) ([]<-chan struct{}, error) {
 	after := m.state.Conditions()
 	m.mu.Unlock()
 	if !slices.Equal(before, after) {
-		m.cfg.Log.Info("node pressure conditions changed", "conditions", after)
+		m.cfg.Log.Info("node pressure conditions changed; while the list is not empty, new pods may be rejected", "conditions", after)
 		m.cfg.Changed()
 	}
 	ended, err := m.enforceLimits(ctx)
 	if err != nil {
-		m.cfg.Log.Warn("measuring local ephemeral storage of pods failed, storage limits are not enforced until the next eviction check", "err", err)
+		m.cfg.Log.Warn("measuring local ephemeral storage of pods failed; pods above their storage limits are not evicted, retrying in 10 seconds", "err", err)
 	}
 	if len(ended) > 0 || len(due) == 0 {
 		return ended, nil
 	}
 	t := due[0]
 	short := signals[t.Signal].resource
-	m.cfg.Log.Warn("eviction threshold met", "signal", t.Signal, "available", now[t.Signal].Available, "threshold", t.Value.Of(now[t.Signal].Capacity))
+	m.cfg.Log.Warn("eviction threshold met, reclaiming disk space if the signal is about a disk, then evicting a pod if the threshold is still met", "signal", t.Signal, "available", now[t.Signal].Available, "threshold", t.Value.Of(now[t.Signal].Capacity))
 	node := &v1.ObjectReference{Kind: "Node", Name: m.cfg.NodeName, UID: types.UID(m.cfg.NodeName)}
 	m.cfg.Events.Eventf(node, v1.EventTypeWarning, "EvictionThresholdMet", "Attempting to reclaim %s", short)
 	if room := disks.reclaimable(t.Signal); room != (Reclaim{}) {
 		if err := m.cfg.FreeDisk(ctx, room); err != nil && ctx.Err() == nil {
-			m.cfg.Log.Warn("reclaiming disk space failed, evicting pods if the threshold is still met", "signal", t.Signal, "err", err)
+			m.cfg.Log.Warn("reclaiming disk space failed; a pod is evicted if the threshold is still met", "signal", t.Signal, "err", err)
 		}
 		again, err := m.cfg.Measure(ctx)
 		if err != nil {
@@ -249,7 +249,7 @@ func (m *Manager) arm(now map[Signal]Observation) {
 	for _, t := range m.cfg.Thresholds {
 		if o, ok := now[t.Signal]; ok && t.Signal == MemoryAvailable && t.Grace == 0 {
 			if err := m.cfg.Watch.Arm(o.Available - t.Value.Of(o.Capacity)); err != nil {
-				m.cfg.Log.Debug("requesting a memory notification from the kernel failed, relying on periodic checks", "err", err)
+				m.cfg.Log.Debug("requesting a low memory notification from the kernel failed, low memory is noticed only by the check every 10 seconds", "err", err)
 			}
 		}
 	}
@@ -323,7 +323,7 @@ func (m *Manager) evictFirst(ctx context.Context, t Threshold, now map[Signal]Ob
 // evict terminates a pod with a grace period in seconds and emits an event with message and annotations. The
 // channel is closed when the pod has terminated. disrupted is that of Config.Evict.
 func (m *Manager) evict(pod *v1.Pod, grace int64, message string, annotations map[string]string, disrupted bool) <-chan struct{} {
-	m.cfg.Log.Warn("evicting pod", "pod", pod.Namespace+"/"+pod.Name, "message", message)
+	m.cfg.Log.Warn("evicting pod, its controller may create a replacement", "pod", pod.Namespace+"/"+pod.Name, "message", message)
 	ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}
 	m.cfg.Events.AnnotatedEventf(ref, annotations, v1.EventTypeWarning, "Evicted", "%s", message)
 	return m.cfg.Evict(pod, grace, message, disrupted)

@@ -66,14 +66,14 @@ func (h *Host) MoveSystemProcesses(ctx context.Context) error {
 	}
 	groups, err := h.hostCgroups()
 	if err != nil {
-		h.cfg.Log.Warn("finding cgroups of the host failed, system processes are not moved into the system cgroup", "cgroup", h.cfg.System, "err", err)
+		h.cfg.Log.Warn("finding cgroups of the host failed; system processes are not moved into the system cgroup and not limited by it until the next start of the kubelet", "cgroup", h.cfg.System, "err", err)
 		return nil
 	}
 	ticker := time.NewTicker(moveInterval)
 	defer ticker.Stop()
 	for {
 		if err := h.moveOnce(groups, "/"); err != nil {
-			h.cfg.Log.Warn("moving system processes into the system cgroup failed, they are not limited by it until the next attempt", "cgroup", h.cfg.System, "err", err)
+			h.cfg.Log.Warn("moving system processes into the system cgroup failed; they are not limited by this cgroup until a retry succeeds, retrying in a minute", "cgroup", h.cfg.System, "err", err)
 		}
 		select {
 		case <-ctx.Done():

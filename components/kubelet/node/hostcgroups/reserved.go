@@ -37,7 +37,7 @@ func (h *Host) enforceReserved() error {
 	// If the kernel does not let the process lower the score, the nearest possible value is used.
 	score := process.OOMScoreAdj(h.cfg.OOMScore)
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(score)), 0); err != nil {
-		h.cfg.Log.Warn("setting the kubelet's OOM score adjustment failed, the kernel may kill the kubelet before pods when memory is exhausted", "score", score, "err", err)
+		h.cfg.Log.Warn("setting the kubelet's OOM score adjustment failed; the kernel may kill the kubelet before pods when memory is exhausted, retrying at the next start of the kubelet", "score", score, "err", err)
 	}
 	return nil
 }

@@ -58,11 +58,11 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	// The age of unused images counts from now.
 	if err := h.Images.Observe(ctx); err != nil && ctx.Err() == nil {
-		h.Log.Warn("listing images in use at the start failed, their ages count from the first image garbage collection", "err", err)
+		h.Log.Warn("listing images at the start of the kubelet failed; their unused time counts only from the first image garbage collection, so unused images are removed later", "err", err)
 	}
 	if r := h.Records; r != nil {
 		if err := r.Recover(ctx, h.ImageService); err != nil && ctx.Err() == nil {
-			h.Log.Warn("recovering records of interrupted image pulls failed, pods must present credentials for these images until the next start of the kubelet", "err", err)
+			h.Log.Warn("processing image pulls that the last stop of the kubelet interrupted failed; pods must present pull credentials for these images until the images are pulled again, retrying at the next start of the kubelet", "err", err)
 		}
 	}
 	var lastImages time.Time
@@ -73,7 +73,7 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 		case now := <-ticker.C:
 			rotated, err := h.Containers.Collect(ctx, h.Rotation)
 			if err != nil && ctx.Err() == nil {
-				h.Log.Warn("rotating logs or removing exited containers failed, they use disk space until the next period", "err", err)
+				h.Log.Warn("rotating container logs or removing exited containers failed; they use disk space until a retry succeeds, retrying after the interval", "interval", h.Interval, "err", err)
 				h.Warn("ContainerGCFailed", err.Error())
 			}
 			next := h.Interval
@@ -85,11 +85,11 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 				lastImages = now
 				if h.PodsKnown() {
 					if err := h.Containers.RemoveOrphanedLogs(); err != nil {
-						h.Log.Warn("removing container logs of deleted pods failed, they use disk space until the next image garbage collection", "err", err)
+						h.Log.Warn("removing container logs of deleted pods failed; they use disk space until a retry succeeds, retrying in 5 minutes", "err", err)
 					}
 				}
 				if err := h.Images.Collect(ctx, false); err != nil && ctx.Err() == nil {
-					h.Log.Warn("removing unused images failed, they use disk space until the next image garbage collection", "err", err)
+					h.Log.Warn("removing unused images failed; they use disk space until a retry succeeds, retrying in 5 minutes", "err", err)
 					switch {
 					case errors.Is(err, images.ErrFull):
 						h.Warn("FreeDiskSpaceFailed", err.Error())

@@ -169,7 +169,7 @@ func (k *Manager) Run(ctx context.Context) error {
 		ok := k.isReady()
 		switch {
 		case err != nil:
-			k.cfg.Log.Warn("updating node status failed, the API shows an outdated status until a retry succeeds", "err", err)
+			k.cfg.Log.Warn("updating status of this kubelet's Node failed; the API shows an outdated status until a retry succeeds, retrying with back-off", "err", err)
 			next = retry.Next()
 		case !ok:
 			next = min(retry.Next(), time.Second)

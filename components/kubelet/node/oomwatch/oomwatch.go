@@ -115,7 +115,7 @@ func parse(record string) (v Victim, ok bool) {
 // killed process to emit. If the kernel's log is not readable, it only logs a warning.
 func Report(ctx context.Context, emit func(message string), log *slog.Logger) error {
 	if err := Watch(ctx, Log, func(v Victim) { emit(v.Message()) }); err != nil {
-		log.Warn("watching the kernel log for OOM kills failed, SystemOOM events are not emitted", "err", err)
+		log.Warn("watching the kernel log /dev/kmsg for OOM kills failed; SystemOOM events are not emitted until the next start of the kubelet, pods are not affected", "err", err)
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ func New(c Config) *eviction.Manager {
 	n := node{c}
 	thresholds, ignored := eviction.WithoutContainerFs(c.Thresholds)
 	if ignored {
-		c.Log.Warn("containerfs eviction thresholds are ignored because those of nodefs or imagefs apply to writable layers")
+		c.Log.Warn("containerfs eviction thresholds in the kubelet configuration are ignored, because the thresholds of nodefs or imagefs cover the writable layers: remove them")
 	}
 	cfg := eviction.Config{
 		NodeName: c.NodeName, Thresholds: thresholds, Disks: n.disks,

@@ -88,7 +88,7 @@ func New(cfg Config) *Manager {
 	m := &Manager{cfg: cfg}
 	if raw, err := os.ReadFile(cfg.State); err == nil {
 		if m.times, err = decode(raw); err != nil {
-			cfg.Log.Warn("decoding times of the last node shutdown failed, ignoring them", "file", cfg.State, "err", err)
+			cfg.Log.Warn("file with the times of the last node shutdown is damaged and ignored; only the metrics of that shutdown are missing", "file", cfg.State, "err", err)
 		}
 	}
 	return m
@@ -149,7 +149,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			retry.Reset()
 		}
 		pause := retry.Next()
-		m.cfg.Log.Warn("watching systemd-logind failed, a node shutdown kills pods without grace period until a retry succeeds", "err", err, "retryIn", pause)
+		m.cfg.Log.Warn("watching systemd-logind for node shutdowns failed; until a retry succeeds, a shutdown of the machine kills pods without grace period", "err", err, "retryIn", pause)
 		if !lifecycle.Pause(ctx, pause) {
 			return nil
 		}
@@ -280,7 +280,7 @@ func (m *Manager) terminatePods(ctx context.Context) {
 			select {
 			case <-done:
 			case <-late.C:
-				m.cfg.Log.Warn("pods did not terminate within the shutdown grace period, continuing the node shutdown", "priority", m.cfg.Periods[i].Priority, "gracePeriodSeconds", grace)
+				m.cfg.Log.Warn("pods of this priority did not terminate within their grace period of the node shutdown; the shutdown continues without waiting for them", "priority", m.cfg.Periods[i].Priority, "gracePeriodSeconds", grace)
 				break group
 			case <-ctx.Done():
 				break group
@@ -305,6 +305,6 @@ func (m *Manager) record(t times) {
 		err = atomicfile.Write(atomicfile.File{Path: m.cfg.State, Data: raw, Mode: 0o600})
 	}
 	if err != nil {
-		m.cfg.Log.Warn("writing times of the node shutdown failed, metrics lack them after a restart of the kubelet", "file", m.cfg.State, "err", err)
+		m.cfg.Log.Warn("writing times of the node shutdown to a file failed; only the metrics of this shutdown are missing after a restart of the kubelet", "file", m.cfg.State, "err", err)
 	}
 }

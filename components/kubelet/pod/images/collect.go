@@ -69,7 +69,7 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	}
 	if c.Records != nil {
 		if err := c.Records.Prune(list, began); err != nil {
-			c.Log.Warn("deleting pull records of removed images failed, the outdated records remain until the next image garbage collection", "err", err)
+			c.Log.Warn("deleting ImagePulledRecord files of removed images failed; the files only use disk space, retrying at the next image garbage collection", "err", err)
 		}
 	}
 	list, old := c.removeExpired(ctx, list, used)
@@ -203,7 +203,7 @@ func (c *Collector) removeExpired(ctx context.Context, list []*runtimeapi.Image,
 			continue
 		}
 		c.Metrics.ImageCollected(true)
-		c.Log.Info("image removed because it was unused for longer than the maximum age", "image", i.RepoTags, "bytes", i.Size)
+		c.Log.Info("unused image removed because it was unused for longer than imageMaximumGCAge", "image", i.RepoTags, "bytes", i.Size)
 	}
 	return left, errors.Join(errs...)
 }

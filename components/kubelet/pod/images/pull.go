@@ -277,7 +277,7 @@ func (p *Puller) pullRecorded(ctx context.Context, name string, r Request) *flig
 	if err := p.Records.End(r.Image, ref, used); err != nil && f.err == nil {
 		// The record shows that the kubelet has pulled the image, so the next pod must present
 		// credentials.
-		p.Records.Log.Warn("recording credentials of an image pull failed, the next pod must present credentials for the image", "image", r.Image, "err", err)
+		p.Records.Log.Warn("storing with which credentials an image was pulled failed; the pod starts, but the next pod that uses the image must present pull credentials, no retry", "image", r.Image, "err", err)
 	}
 	return f
 }

@@ -124,7 +124,7 @@ func (r *Records) load() error {
 			}
 			if err := r.decode(kind, raw); err != nil {
 				// Without the record, pods must present their credentials again.
-				r.Log.Warn("image pull record is unreadable and ignored, pods must present credentials for its image again", "file", e.Name(), "err", err)
+				r.Log.Warn("file with the credentials with which an image was pulled is unreadable and ignored; the next pod that uses the image must present pull credentials", "directory", dir, "file", e.Name(), "err", err)
 			}
 		}
 	}
@@ -307,7 +307,7 @@ func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials fu
 				err := r.add(image, ref, c)
 				r.mu.Unlock()
 				if err != nil {
-					r.Log.Warn("recording an additional credential of an image failed, the pod is permitted but the credential is compared by content again next time", "image", image, "err", err)
+					r.Log.Warn("storing that another Secret gives access to an image failed; the pod may use the image, retrying when a pod with this Secret uses the image again", "image", image, "err", err)
 				}
 			}
 			return false, nil

@@ -209,7 +209,7 @@ func (s *Store) listAndWatch(ctx context.Context, r Ref, e *entry) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.log.Debug("watching ConfigMap or Secret of a pod failed, pods use its last known content until a retry succeeds", "kind", r.Kind, "namespace", r.Namespace, "name", r.Name, "err", err)
+		s.log.Debug("watching ConfigMap or Secret of a pod failed; pods use its last known content until a retry succeeds, retrying with back-off", "kind", r.Kind, "namespace", r.Namespace, "name", r.Name, "err", err)
 		s.mu.Lock()
 		e.err = err
 		s.mu.Unlock()

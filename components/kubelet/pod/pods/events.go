@@ -97,14 +97,14 @@ func (m *Manager) watchRuntime(ctx context.Context) {
 			return
 		}
 		if cri.IsUnimplemented(err) {
-			m.host.Log.Info("container runtime has no event stream, polling its containers instead")
+			m.host.Log.Info("container runtime has no event stream; the kubelet lists its containers every second instead, so that container exits are noticed later")
 			if first {
 				m.startAll()
 			}
 			m.poll(ctx)
 			return
 		}
-		m.host.Log.Info("container event stream of the runtime closed, reopening it", "err", err)
+		m.host.Log.Info("event stream of the container runtime closed; container exits are noticed when it is open again, retrying with back-off", "err", err)
 		retry.Pause(ctx)
 	}
 }
@@ -185,7 +185,7 @@ func (m *Manager) poll(ctx context.Context) {
 	for {
 		now, err := m.list(ctx, func(id, uid string, state int32) any { return seen{uid, state} })
 		if err != nil {
-			m.host.Log.Warn("polling containers of the runtime failed, exited containers are not noticed until a retry succeeds", "err", err)
+			m.host.Log.Warn("listing containers of the container runtime failed; exited containers are not noticed until a retry succeeds, retrying in a second", "err", err)
 		} else {
 			dirty := map[string]bool{}
 			after := make(map[string]seen, len(now))

@@ -109,7 +109,7 @@ func (s *stopping) runPreStop(ctx context.Context, timeout time.Duration) time.D
 	h := s.w.host
 	err := h.Prober.Hook(hookCtx, probe.Target{Pod: s.pod, Container: c, ContainerID: s.ID, PodIP: s.ip, Warn: h.podWarner(s.pod)}, c.Lifecycle.PreStop)
 	if err != nil && ctx.Err() == nil && hookCtx.Err() == nil {
-		s.w.log.Info("preStop hook failed, stopping the container", "container", s.Name, "containerID", s.ID, "err", err)
+		s.w.log.Info("preStop hook of container failed; the container is stopped nevertheless", "container", s.Name, "containerID", s.ID, "err", err)
 		h.event(s.pod, s.Name, true, "FailedPreStopHook", "PreStopHook failed")
 	}
 	return time.Since(began)
@@ -122,7 +122,7 @@ func (s *stopping) stop(ctx context.Context, grace time.Duration) bool {
 	_, err := s.w.host.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: s.ID, Timeout: seconds})
 	if err != nil && !cri.IsNotFound(err) {
 		if ctx.Err() == nil && !cri.IsUnavailable(err) {
-			s.w.log.Warn("container runtime failed to stop container of pod, retrying until it has exited", "container", s.Name, "containerID", s.ID, "err", err)
+			s.w.log.Warn("container runtime failed to stop container; the container may still run and its pod does not terminate, retrying until the container has exited", "container", s.Name, "containerID", s.ID, "err", err)
 			s.w.host.event(s.pod, "", true, "FailedKillPod", fmt.Sprintf("error killing pod: failed to \"KillContainer\" for %q with KillContainerError: %q", s.Name, cri.Message(err)))
 		}
 		return false

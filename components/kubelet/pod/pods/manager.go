@@ -140,7 +140,7 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 	for _, uid := range dirs {
 		found, err := m.host.Volumes.CountVolumes(uid)
 		if err != nil {
-			m.host.Log.Warn("counting volumes of pod failed, volume metrics of the kubelet are incomplete", "podUID", uid, "err", err)
+			m.host.Log.Warn("counting volumes of pod at the start of the kubelet failed; only the volume metrics of the kubelet are incomplete", "podUID", uid, "err", err)
 			m.host.Metrics.VolumesFound(found, 1)
 		} else {
 			m.host.Metrics.VolumesFound(found, 0)
@@ -152,7 +152,7 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 			if err != nil {
 				cleaned, failed = cleaned-1, failed+1
 				// The volume's driver may not be registered yet, so a worker retries it.
-				m.host.Log.Info("removing volumes and directory of a deleted pod failed, retrying until it succeeds", "podUID", uid, "err", err)
+				m.host.Log.Info("removing volumes and directory of a deleted pod failed; its volumes may stay mounted, retrying with back-off", "podUID", uid, "err", err)
 				pod := &v1.Pod{}
 				pod.UID = uid
 				orphans[uid] = pod
@@ -161,7 +161,7 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 	}
 	m.host.Metrics.OrphansCleaned(cleaned, failed)
 	for _, pod := range orphans {
-		m.host.Log.Info("orphaned pod found, terminating it", "pod", pod.Namespace+"/"+pod.Name, "podUID", pod.UID)
+		m.host.Log.Info("pod that was deleted while the kubelet was stopped found on the node; terminating its containers and removing its volumes", "pod", pod.Namespace+"/"+pod.Name, "podUID", pod.UID)
 		w := newWorker(m.host, pod)
 		w.machine.Remove()
 		w.orphan = true

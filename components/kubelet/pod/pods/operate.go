@@ -69,11 +69,11 @@ func (w *worker) finish(ctx context.Context, kind podmachine.OperationKind, err 
 	switch {
 	case outcome == podmachine.Succeeded || outcome == podmachine.Interrupted || err == errStillRunning: //nolint:errorlint // a wrapped one has a cause
 	case kind == podmachine.Start:
-		w.log.Debug("starting pod failed, retrying with a back-off", "err", err)
+		w.log.Debug("starting sandbox or containers of pod failed, retrying with back-off", "podUID", w.uid, "err", err)
 	case kind == podmachine.RemoveContainers:
-		w.log.Warn("removing exited containers failed, so the pod's containers cannot be restarted together yet, retrying", "err", err)
+		w.log.Warn("removing exited containers of pod failed; the restart of all its containers waits for that, retrying with back-off", "podUID", w.uid, "err", err)
 	case kind > podmachine.ResizePod:
-		w.log.Warn("step of pod termination failed, pod remains on the node until a retry succeeds", "step", kind.String(), "err", err)
+		w.log.Warn("step of pod termination failed; the pod remains on the node until a retry succeeds, retrying with back-off", "podUID", w.uid, "step", kind.String(), "err", err)
 	}
 	w.update(func() {
 		// An interrupted operation, or a call that was lost with the runtime, may have had an effect.

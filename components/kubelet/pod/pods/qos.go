@@ -51,7 +51,7 @@ func (b *qosWeights) update() {
 		return
 	}
 	if err := b.limits.Cgroups.Set(name, cgroup.Resources{CPUShares: want}); err != nil {
-		b.log.Warn("setting CPU weight of the Burstable cgroup failed, Burstable pods keep their previous CPU share until the next pod change", "cgroup", name, "err", err)
+		b.log.Warn("setting CPU weight of the cgroup of all Burstable pods failed; these pods keep their previous CPU share, retrying when a pod is added, changed or removed", "cgroup", name, "err", err)
 		return
 	}
 	b.written = want
@@ -71,7 +71,7 @@ func (b *qosWeights) protectMemory(active []*v1.Pod, burstable string) {
 		err = b.limits.Cgroups.Set(burstable, cgroup.Resources{Unified: map[string]string{memoryLow: text(soft)}})
 	}
 	if err != nil {
-		b.log.Warn("setting memory protection of the pod cgroups failed, requested memory may be reclaimed until the next pod change", "cgroup", burstable, "err", err)
+		b.log.Warn("setting memory protection of the cgroups of all pods failed; the kernel may reclaim memory that pods have requested, retrying when a pod is added, changed or removed", "cgroup", burstable, "err", err)
 		return
 	}
 	b.guaranteed, b.burstable = hard, soft

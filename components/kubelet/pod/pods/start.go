@@ -309,7 +309,7 @@ func (a *attempt) postStart(ctx context.Context, id string) error {
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
-	a.log.Info("postStart hook failed, stopping the container", "container", c.Name, "containerID", id, "err", err)
+	a.log.Info("postStart hook of container failed; the container is stopped and restarted according to the restart policy", "container", c.Name, "containerID", id, "err", err)
 	a.host.event(a.pod, c.Name, true, "FailedPostStartHook", "PostStartHook failed")
 	a.mu.Lock()
 	stop := a.machine.Stop(id, "FailedPostStartHook")
@@ -420,7 +420,7 @@ func (l *logFiles) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
 		return
 	}
 	if err := os.MkdirAll(l.Containers, 0o755); err != nil {
-		l.log.Debug("creating the directory of container log links failed, log collectors do not find the logs of containers", "directory", l.Containers, "err", err)
+		l.log.Debug("creating directory for links to container logs failed, log collectors do not find the logs of containers", "directory", l.Containers, "err", err)
 		return
 	}
 	target := filepath.Join(l.Dir(pod), container, fmt.Sprintf("%d.log", attempt))

@@ -191,7 +191,7 @@ func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
 		if ctx.Err() != nil {
 			return time.Time{}, false
 		}
-		w.log.Warn("getting pod state from the container runtime failed, pod is not updated until a retry succeeds", "err", err)
+		w.log.Warn("getting state of pod from the container runtime failed; containers of the pod are not started, stopped or reported until a retry succeeds, retrying in a second", "podUID", w.uid, "err", err)
 		if !cri.IsUnavailable(err) {
 			w.host.event(w.pod(), "", true, "FailedSync", "error determining status: "+cri.Message(err))
 		}

@@ -114,7 +114,7 @@ func (p *Providers) For(ctx context.Context, pod *v1.Pod, image string) []Creden
 		list, err := p.getCredentials(ctx, one, pod, image)
 		if err != nil {
 			if ctx.Err() == nil {
-				p.cfg.Log.Warn("image credential provider failed, pulling the image without its credentials", "provider", one.Name, "image", image, "pod", pod.Namespace+"/"+pod.Name, "err", err)
+				p.cfg.Log.Warn("image credential provider failed; the image is pulled without credentials of this provider, which may fail, calling the provider again at the next pull", "provider", one.Name, "image", image, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 			}
 			continue
 		}

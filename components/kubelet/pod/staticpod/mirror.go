@@ -156,7 +156,7 @@ func (m *Mirrors) sync(ctx context.Context) bool {
 			GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &uid},
 		})
 		if err != nil && !apierrors.IsNotFound(err) {
-			m.Log.Warn("deleting mirror pod failed, the API shows an outdated static pod until a retry succeeds", "pod", key(p), "err", err)
+			m.Log.Warn("deleting outdated mirror pod failed; the API shows an outdated static pod until a retry succeeds, retrying with back-off", "pod", key(p), "err", err)
 			ok = false
 		}
 		if apierrors.IsNotFound(err) {
@@ -176,7 +176,7 @@ func (m *Mirrors) sync(ctx context.Context) bool {
 			// The watch reports which pod exists.
 			ok = false
 		default:
-			m.Log.Warn("creating mirror pod failed, the static pod is not visible in the API until a retry succeeds", "pod", key(p), "err", err)
+			m.Log.Warn("creating mirror pod failed; the static pod runs but is not visible in the API until a retry succeeds, retrying with back-off", "pod", key(p), "err", err)
 			ok = false
 		}
 	}

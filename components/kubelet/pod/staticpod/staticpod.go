@@ -101,7 +101,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 				if event.Has(fsnotify.Create) && !s.single() {
 					_ = watcher.Remove(dir) // of a previous directory
 					if err := watcher.Add(dir); err != nil {
-						s.Log.Warn("watching the recreated static pod directory failed, changes of manifests are not noticed: restart the kubelet", "directory", dir, "err", err)
+						s.Log.Warn("watching the recreated static pod directory failed; changes of static pod manifests have no effect: restart the kubelet", "directory", dir, "err", err)
 					}
 				}
 			case filepath.Dir(event.Name) != dir:
@@ -111,7 +111,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 			}
 			quiet.Reset(quietPeriod)
 		case err := <-watcher.Errors:
-			s.Log.Warn("watch of the static pod directory reported an error, reading the directory again", "directory", dir, "err", err)
+			s.Log.Warn("watch of the static pod directory reported an error, so changes may have been missed; reading the directory again now", "directory", dir, "err", err)
 			quiet.Reset(quietPeriod)
 		case <-quiet.C:
 			s.read()
@@ -125,7 +125,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 func (s *Source) read() {
 	paths, err := s.paths()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.Log.Warn("reading the static pod directory failed, keeping the current static pods", "directory", s.Dir, "err", err)
+		s.Log.Warn("reading the static pod directory failed; the current static pods continue to run, retrying at the next change in the directory", "directory", s.Dir, "err", err)
 		return
 	}
 	for path := range s.removed {
@@ -146,11 +146,11 @@ func (s *Source) read() {
 		}
 		seen[path] = true
 		if err != nil {
-			s.Log.Warn("static pod manifest is invalid, its pod is not started or continues with the previous manifest: correct the file", "file", path, "err", err)
+			s.Log.Warn("static pod manifest is invalid; its pod is not started or continues with the previous manifest: correct the file, it is then read again", "file", path, "err", err)
 			continue
 		}
 		if other, taken := names[p.Namespace+"/"+p.Name]; taken {
-			s.Log.Warn("static pod is not run because another manifest has a pod of the same name: rename or remove one of them", "pod", p.Namespace+"/"+p.Name, "file", path, "otherFile", other)
+			s.Log.Warn("static pod is not run because another manifest has a pod of the same name: rename or remove one of the two", "pod", p.Namespace+"/"+p.Name, "file", path, "otherFile", other)
 			if s.Ignored != nil && s.ignored[path] != p.UID {
 				s.Ignored(p)
 			}

@@ -48,7 +48,7 @@ func (u *URL) Run(ctx context.Context, first func()) error {
 			return nil
 		case err != nil:
 			if !failed {
-				u.Log.Warn("fetching static pods from a URL failed, keeping the current static pods until a retry succeeds", "url", u.URL, "err", err)
+				u.Log.Warn("fetching static pods from a URL failed; the current static pods continue to run, retrying after the interval", "interval", u.Every, "url", u.URL, "err", err)
 			}
 			failed = true
 		default:

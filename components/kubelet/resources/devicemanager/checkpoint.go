@@ -28,13 +28,13 @@ func (m *Manager) load() error {
 	}
 	entries, known, err := checkpoint.Decode(raw)
 	if err != nil {
-		m.cfg.Log.Warn("device checkpoint is unreadable and ignored, devices of running containers may be allocated to other containers: restart pods that use devices", "file", m.checkpoint(), "err", err)
+		m.cfg.Log.Warn("file with the devices allocated to containers is unreadable and ignored; devices of running containers may be allocated to other containers: recreate pods that use devices", "file", m.checkpoint(), "err", err)
 		return nil
 	}
 	for _, e := range entries {
 		resp := &api.ContainerAllocateResponse{}
 		if err := proto.Unmarshal(e.AllocResp, resp); err != nil {
-			m.cfg.Log.Warn("entry of the device checkpoint is unreadable and ignored, devices of the container may be allocated to other containers: restart the pod", "podUID", e.PodUID, "container", e.ContainerName, "resource", e.ResourceName, "err", err)
+			m.cfg.Log.Warn("stored devices of container are unreadable and ignored; they may be allocated to other containers: recreate the pod", "podUID", e.PodUID, "container", e.ContainerName, "resource", e.ResourceName, "err", err)
 			continue
 		}
 		uid := types.UID(e.PodUID)
@@ -68,7 +68,7 @@ func (m *Manager) saveIfChanged(before, now map[string]*api.Device) {
 		return
 	}
 	if err := m.save(); err != nil {
-		m.cfg.Log.Warn("writing device checkpoint failed, a restarted kubelet does not know new devices until their plugin registers again", "file", m.checkpoint(), "err", err)
+		m.cfg.Log.Warn("writing file with the devices of device plugins failed; if the kubelet restarts, new devices are unknown until their plugin registers again; the file is written again at the next change of devices", "file", m.checkpoint(), "err", err)
 	}
 }
 

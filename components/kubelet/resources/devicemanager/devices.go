@@ -360,7 +360,7 @@ func (m *Manager) preferred(ctx context.Context, name string, client api.DeviceP
 		AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(n),
 	}}})
 	if err != nil || len(resp.ContainerResponses) != 1 {
-		m.cfg.Log.Warn("getting preferred devices from device plugin failed, allocating devices without its preference", "resource", name, "err", err)
+		m.cfg.Log.Warn("getting preferred devices from device plugin failed; devices are allocated to the container without the preference of the plugin", "resource", name, "err", err)
 		return otherwise
 	}
 	out := slices.Clone(must)

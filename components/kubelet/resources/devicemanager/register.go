@@ -59,7 +59,7 @@ func (r *registration) Register(ctx context.Context, in *api.RegisterRequest) (*
 	}
 	r.wait.Go(func() {
 		if err := r.m.watch(r.ctx(), in, p); err != nil && r.ctx().Err() == nil {
-			r.m.cfg.Log.Warn("device plugin disconnected, its devices are not allocated until it registers again unless another instance is running", "resource", in.ResourceName, "err", err)
+			r.m.cfg.Log.Warn("device plugin disconnected; unless another instance of the plugin is registered, its devices are unhealthy and not allocated until it registers again", "resource", in.ResourceName, "err", err)
 		}
 	})
 	return &api.Empty{}, nil
@@ -106,7 +106,7 @@ func (m *Manager) watch(ctx context.Context, in *api.RegisterRequest, p *registe
 	m.mu.Lock()
 	m.setActive(name, p)
 	m.mu.Unlock()
-	m.cfg.Log.Info("device plugin registered", "resource", name)
+	m.cfg.Log.Info("device plugin registered, its devices can be allocated", "resource", name)
 	for {
 		list, err := stream.Recv()
 		m.mu.Lock()

@@ -206,7 +206,7 @@ func (m *Manager) removeSlicesRetry(name string, pause time.Duration) {
 	if err == nil {
 		return
 	}
-	m.cfg.Log.Warn("removing ResourceSlices of stopped DRA driver failed, the scheduler may allocate its devices until a retry succeeds", "driver", name, "err", err)
+	m.cfg.Log.Warn("deleting ResourceSlices of stopped DRA driver failed; the scheduler may allocate its devices on this node until a retry succeeds, retrying with back-off", "driver", name, "err", err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if d := m.drivers[name]; !m.stopped && d != nil && !d.connected() {
@@ -233,7 +233,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			continue
 		}
 		if ctx.Err() == nil {
-			m.cfg.Log.Warn("removing ResourceSlices of DRA drivers that have not registered failed, the scheduler may allocate their devices until a retry succeeds", "err", err)
+			m.cfg.Log.Warn("deleting ResourceSlices of DRA drivers that have not registered since the start of the kubelet failed; the scheduler may allocate their devices on this node until a retry succeeds, retrying with back-off", "err", err)
 		}
 		timer.Reset(retry.Next())
 	}

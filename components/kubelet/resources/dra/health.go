@@ -70,7 +70,7 @@ func (m *Manager) watchHealth(ctx context.Context, driver string, conn *grpc.Cli
 		if ctx.Err() != nil || status.Code(err) == codes.Unimplemented {
 			return
 		}
-		m.cfg.Log.Info("device health stream of DRA driver closed, the health of its devices is unknown until the stream is open again", "driver", driver, "err", err)
+		m.cfg.Log.Info("device health stream of DRA driver closed; the health of its devices is unknown until the stream is open again, retrying in 5 seconds", "driver", driver, "err", err)
 		if !lifecycle.Pause(ctx, healthRetry) {
 			return
 		}

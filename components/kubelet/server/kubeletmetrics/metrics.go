@@ -198,7 +198,7 @@ func (m Collector) records(gauge gauges) {
 	}
 	begun, pulled, err := r.Count()
 	if err != nil {
-		m.Log.Warn("counting image pull records failed, their metrics are missing in this scrape", "err", err)
+		m.Log.Warn("counting ImagePullIntent and ImagePulledRecord files failed; the metrics kubelet_imagemanager_ondisk_* are missing in this scrape, nothing else is affected", "err", err)
 		return
 	}
 	gauge("kubelet_imagemanager_ondisk_pullintents", "Number of ImagePullIntents stored on disk.", float64(begun))

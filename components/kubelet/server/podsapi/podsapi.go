@@ -108,7 +108,7 @@ func (s *Server) broadcast(of func() event) {
 		select {
 		case c.events <- e:
 		default:
-			s.cfg.Log.Warn("watch of the kubelet's pods API closed because its client is too slow, the client must watch again")
+			s.cfg.Log.Warn("watch of a client of the kubelet's pods API closed because the client reads too slowly; the client must open a new watch")
 			s.cfg.Count.PodsAPIEventDropped()
 			delete(s.clients, c)
 			close(c.events)

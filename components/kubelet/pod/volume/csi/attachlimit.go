@@ -76,7 +76,7 @@ func (p *Plugin) updateLimitPeriodically(ctx context.Context, d *driver) {
 			}
 		case <-due:
 			if err := p.updateLimit(ctx, d); err != nil && ctx.Err() == nil {
-				p.cfg.Log.Warn("updating maximum number of volumes of CSI driver failed, CSINode keeps the previous maximum until the next period", "driver", d.plugin.Name, "err", err)
+				p.cfg.Log.Warn("updating maximum number of volumes of CSI driver failed; the CSINode keeps the previous maximum, retrying after the interval", "interval", period, "driver", d.plugin.Name, "err", err)
 			}
 		}
 	}

@@ -51,7 +51,7 @@ func (p *Plugin) ensureCSINode(ctx context.Context) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		p.cfg.Log.Warn("creating CSINode failed, scheduler cannot count attached volumes of the node until a retry succeeds", "node", node.Name, "err", err)
+		p.cfg.Log.Warn("creating CSINode failed; the scheduler cannot count attached volumes of the node until a retry succeeds, retrying with back-off", "node", node.Name, "err", err)
 		if !retry.Pause(ctx) {
 			return
 		}

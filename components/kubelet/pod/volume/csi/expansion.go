@@ -169,12 +169,12 @@ func (p *Plugin) handleExpansionError(ctx context.Context, pvc *v1.PersistentVol
 		g.final = true
 		infeasible := code == codes.InvalidArgument || code == codes.OutOfRange || code == codes.NotFound
 		if e := p.markFailed(ctx, pvc, infeasible || todo.abandonOnFailure, err); e != nil {
-			p.cfg.Log.Warn("writing failed volume expansion to the status of the PersistentVolumeClaim failed, users see the failure only in events", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", e)
+			p.cfg.Log.Warn("CSI driver could not expand volume and its PersistentVolumeClaim's status could not be updated; users see the error only in events, updating the status again when the expansion is retried", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", e)
 		}
 	}
 	if code == codes.FailedPrecondition {
 		g.busy = true
-		p.cfg.Log.Warn("CSI driver cannot expand volume while it is in use, retrying when another pod mounts it", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", err)
+		p.cfg.Log.Warn("CSI driver cannot expand volume while it is in use; the volume keeps its size, retrying when another pod mounts the volume", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", err)
 		return nil
 	}
 	return err

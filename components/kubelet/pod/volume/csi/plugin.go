@@ -111,7 +111,7 @@ func New(cfg Config) (*Plugin, error) {
 	staged, err := p.places.allStaged()
 	if err := errors.Join(usesErr, err); err != nil {
 		// One damaged volume must not keep the node from running pods.
-		cfg.Log.Error("data file of CSI volume is damaged, so the volume cannot be unmounted: unmount it manually and remove the file", "err", err)
+		cfg.Log.Error("file with the settings of a mounted CSI volume is damaged, so the kubelet cannot unmount the volume and its pod does not terminate: unmount it manually and remove the file", "err", err)
 	}
 	for _, s := range staged {
 		if s.Attachment != "" {
@@ -149,7 +149,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		var again <-chan time.Time
 		if err := p.unstageUnused(ctx); err != nil && ctx.Err() == nil {
 			wait := retry.Next()
-			p.cfg.Log.Warn("unstaging unused CSI volumes failed, they remain mounted on the node until a retry succeeds", "err", err, "retryIn", wait)
+			p.cfg.Log.Warn("unstaging unused CSI volumes failed; they remain mounted on the node and attached to it until a retry succeeds", "err", err, "retryIn", wait)
 			again = time.After(wait)
 		} else {
 			retry.Reset()
@@ -230,7 +230,7 @@ func (p *Plugin) Deregister(plugin pluginwatch.Plugin) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := p.unregisterDriver(ctx, plugin.Name); err != nil {
-		p.cfg.Log.Warn("removing CSI driver from the CSINode failed, the scheduler assumes that the node has the driver until it registers again", "driver", plugin.Name, "err", err)
+		p.cfg.Log.Warn("removing CSI driver from the CSINode failed; the scheduler assigns pods that need the driver to this node, where they wait until the driver registers again; no retry", "driver", plugin.Name, "err", err)
 	}
 }
 
@@ -351,7 +351,7 @@ func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]
 		if errors.Is(err, context.DeadlineExceeded) {
 			full, why := p.limitReached(ctx, k)
 			if why != nil {
-				p.cfg.Log.Debug("checking whether the attach limit is the cause why a CSI volume is not attached failed, reporting a timeout to the pod", "volume", k.unique(), "err", why)
+				p.cfg.Log.Debug("CSI volume was not attached in time, and checking whether the attach limit is the cause failed; reporting a timeout in an event of the pod", "volume", k.unique(), "err", why)
 			}
 			if full {
 				err = fmt.Errorf("%w: %w", volume.ErrAttachLimit, err)
@@ -385,7 +385,7 @@ func (p *Plugin) watchDriverObject(ctx context.Context, name string, seen func(*
 	for ctx.Err() == nil {
 		w, err := p.cfg.Kube.StorageV1().CSIDrivers().Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
 		if err != nil {
-			p.cfg.Log.Debug("watching CSIDriver failed, using its last known settings until a retry succeeds", "driver", name, "err", err)
+			p.cfg.Log.Debug("watching CSIDriver failed, using its last known settings until a retry succeeds, retrying in a second", "driver", name, "err", err)
 		} else {
 			handleDriverEvents(ctx, w, seen)
 			w.Stop()

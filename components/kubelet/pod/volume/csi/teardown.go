@@ -51,7 +51,7 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 		return fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", d.Spec, err)
 	}
 	if err := p.unstage(ctx, driver, d.key(), r.Dir); err != nil {
-		p.cfg.Log.Warn("unstaging CSI volume failed, it remains mounted on the node until a retry succeeds", "volume", d.Spec, "driver", d.Driver, "err", err)
+		p.cfg.Log.Warn("unstaging CSI volume of terminated pod failed; the volume remains mounted on the node until a retry succeeds, retrying with back-off", "volume", d.Spec, "driver", d.Driver, "err", err)
 		p.mu.Lock()
 		delete(p.staged, d.key())
 		p.mu.Unlock()

@@ -78,7 +78,7 @@ func New(cfg Config) *Plugin {
 	uses, err := p.uses()
 	if err != nil {
 		// One damaged volume must not keep the node from running pods.
-		cfg.Log.Error("data file of iSCSI volume is damaged, so the volume cannot be unmounted: unmount it manually and remove the file", "err", err)
+		cfg.Log.Error("file with the settings of a mounted iSCSI volume is damaged, so the kubelet cannot unmount the volume and its pod does not terminate: unmount it manually and remove the file", "err", err)
 	}
 	for _, u := range uses {
 		p.users.Use(u.unique(), u.dir)
