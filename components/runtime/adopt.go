@@ -30,7 +30,7 @@ func (s *services) adopt() error {
 	for _, id := range sandboxes {
 		rec, err := loadSandbox(s.sandboxDir(id))
 		if err != nil {
-			s.log.Warn("pod sandbox has no valid record, removing it", "podSandboxID", id, "err", err)
+			s.log.Warn("state file of pod sandbox is missing or damaged; removing the sandbox and its containers, the kubelet then starts the pod again", "podSandboxID", id, "err", err)
 			s.sandboxes.removeLeftover(id)
 			continue
 		}
@@ -43,7 +43,7 @@ func (s *services) adopt() error {
 	for _, id := range containers {
 		rec, err := loadContainer(s.containerDir(id))
 		if err != nil || !s.inventory.hasSandbox(rec.Sandbox) {
-			s.log.Warn("container has no valid record or no pod sandbox, removing it", "containerID", id, "err", err)
+			s.log.Warn("state file of container is missing or damaged, or its pod sandbox does not exist; removing the container, the kubelet starts it again if its pod should run", "containerID", id, "err", err)
 			c := &containerState{id: id, dir: s.containerDir(id)}
 			if rec != nil {
 				c.record = *rec
@@ -51,7 +51,7 @@ func (s *services) adopt() error {
 				c.record = containerRecord{ID: id, config: &runtimeapi.ContainerConfig{}, Cgroup: filepath.Join(s.defaultCgroup(), id)}
 			}
 			if err := errors.Join(sandbox.KillOrphans(id), s.containers.tearDown(context.Background(), c)); err != nil {
-				s.log.Warn("removing container without valid record or pod sandbox failed, retrying at the next start of the runtime", "containerID", id, "err", err)
+				s.log.Warn("removing container without valid state file or pod sandbox failed; its processes, mounts or cgroup may remain, retrying at the next start of the container runtime", "containerID", id, "err", err)
 			}
 			continue
 		}
@@ -95,7 +95,7 @@ func (ss *sandboxService) adopt(rec *sandboxRecord) {
 	}
 	if rec.Phase == phaseCreating {
 		if err := errors.Join(sandbox.KillOrphans(rec.ID), ss.tearDown(context.Background(), s), os.RemoveAll(ss.sandboxDir(rec.ID))); err != nil {
-			ss.log.Warn("removing pod sandbox after interrupted creation failed, some of its resources may remain", "podSandboxID", rec.ID, "err", err)
+			ss.log.Warn("removing pod sandbox whose creation was interrupted by the last stop of the container runtime failed; its processes or cgroup may remain until the next reboot, no retry", "podSandboxID", rec.ID, "err", err)
 		}
 		return
 	}
@@ -120,7 +120,7 @@ func (cs *containerService) adopt(rec *containerRecord) {
 	c := &containerState{id: rec.ID, sandbox: rec.Sandbox, dir: cs.containerDir(rec.ID), record: *rec}
 	if rec.Phase == phaseCreating {
 		if err := cs.tearDown(context.Background(), c); err != nil {
-			cs.log.Warn("removing container after interrupted creation failed, retrying at the next start of the runtime", "containerID", rec.ID, "err", err)
+			cs.log.Warn("removing container whose creation was interrupted by the last stop of the container runtime failed; its mounts or cgroup may remain, retrying at the next start of the container runtime", "containerID", rec.ID, "err", err)
 		}
 		return
 	}
@@ -147,7 +147,7 @@ func (cs *containerService) adopt(rec *containerRecord) {
 			cs.watch(c, live)
 			return
 		}
-		cs.log.Info("container exited while the runtime was not running, recording its exit with reason Unknown", "containerID", rec.ID, "reason", err)
+		cs.log.Info("container exited while the container runtime was not running; its exit code is lost and its status has the reason Unknown, the kubelet restarts it according to the restart policy", "containerID", rec.ID, "reason", err)
 	}
 	cs.recordLostExit(c)
 }
@@ -171,7 +171,7 @@ func (cs *containerService) resume(c *containerState) bool {
 			err = c.change(func(rec *containerRecord) { rec.Phase = phaseCreated })
 		}
 		if err != nil {
-			cs.log.Warn("undoing interrupted container start failed, treating the container as exited", "containerID", c.id, "err", err)
+			cs.log.Warn("undoing container start that was interrupted by the last stop of the container runtime failed; the container is reported as exited, and the kubelet restarts it according to the restart policy", "containerID", c.id, "err", err)
 		}
 		return err == nil
 	case progress == container.StartCompleted && !rec.config.GetTty() && !rec.config.GetStdin():
@@ -212,12 +212,12 @@ func (cs *containerService) reattach(c *containerState) (*liveContainer, error) 
 func (cs *containerService) recordLostExit(c *containerState) {
 	rec := c.get()
 	if err := errors.Join(cs.engines.of(rec).KillAll(rec.Cgroup), cs.engines.of(rec).Delete(context.Background(), c.id, rec.Cgroup), cs.unmount(c)); err != nil {
-		cs.log.Warn("cleaning up exited container failed, retrying when the kubelet removes it", "containerID", c.id, "err", err)
+		cs.log.Warn("removing processes, mounts or cgroup of exited container failed; they remain for now, retrying when the kubelet removes the container", "containerID", c.id, "err", err)
 	}
 	cs.stdio.drainOutput(c)
 	if rec.Phase == phaseStarting {
 		if err := sandbox.KillOrphans(c.id); err != nil {
-			cs.log.Warn("killing the process that holds the stdin or terminal of an exited container failed, the process may remain", "containerID", c.id, "err", err)
+			cs.log.Warn("killing the helper process that keeps stdin or terminal of an exited container open failed; the idle process may remain until the next reboot, no retry", "containerID", c.id, "err", err)
 		}
 	}
 	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil && rec.Holder.PID != 0 {
@@ -237,7 +237,7 @@ func (ss *sandboxService) removeLeftover(id string) {
 	defer cancel()
 	if err := errors.Join(sandbox.KillOrphans(id), ss.cgroups.Kill(cg), ss.cgroups.Remove(ctx, cg),
 		container.Unmount(ss.shm(id)), os.RemoveAll(ss.state("sandboxes", id)), os.RemoveAll(ss.sandboxDir(id))); err != nil {
-		ss.log.Warn("removing pod sandbox without valid record failed, some of its resources may remain", "podSandboxID", id, "err", err)
+		ss.log.Warn("removing pod sandbox without valid state file failed; its processes or cgroup may remain until the next reboot, no retry", "podSandboxID", id, "err", err)
 	}
 }
 

@@ -149,7 +149,7 @@ func (pn *podNetwork) reconcileCNI(ctx context.Context) {
 			err = pn.plugins.Check(ctx, network, pod)
 		}
 		if err != nil && ctx.Err() == nil {
-			pn.log.Warn("CNI CHECK of pod network failed, keeping the pod network as it is", "podSandboxID", rec.ID, "err", err)
+			pn.log.Warn("CNI CHECK of running pod failed at the start of the container runtime; nothing is changed, no retry: delete the pod if its network does not work", "podSandboxID", rec.ID, "err", err)
 		}
 	}
 	alive := func() []string {
@@ -158,6 +158,6 @@ func (pn *podNetwork) reconcileCNI(ctx context.Context) {
 		return slices.AppendSeq(slices.Clone(adopted), maps.Keys(pn.cniAttached))
 	}
 	if err := pn.plugins.GC(ctx, n, alive); err != nil && ctx.Err() == nil {
-		pn.log.Warn("CNI garbage collection failed, network attachments of removed pod sandboxes may remain until the runtime starts again", "err", err)
+		pn.log.Warn("CNI GC failed; addresses and other network resources of removed pods may stay allocated, retrying at the next start of the container runtime", "err", err)
 	}
 }

@@ -83,7 +83,7 @@ func (cs *containerService) CreateContainer(ctx context.Context, req *runtimeapi
 	}}
 	if err := cs.setUp(c, pod, image); err != nil {
 		if undoErr := cs.tearDown(context.WithoutCancel(ctx), c); undoErr != nil {
-			cs.log.Warn("cleanup after unsuccessful container creation failed, retrying at the next start of the runtime", "containerID", id, "podSandboxID", pod.ID, "err", undoErr)
+			cs.log.Warn("cleanup after failed creation of container failed; its mounts or cgroup may remain until a retry at the next start of the container runtime, the kubelet creates another container", "containerID", id, "podSandboxID", pod.ID, "err", undoErr)
 		}
 		cs.selinux.Release(labels)
 		cs.inventory.release("container", name)

@@ -64,7 +64,7 @@ func (c *containerState) change(f func(*containerRecord)) error {
 // After a restart, the runtime detects the exit again.
 func (c *containerState) recordExit(log *slog.Logger, f func(*containerRecord)) {
 	if err := c.change(f); err != nil {
-		log.Error("writing container exit to its record failed, keeping it in memory only", "containerID", c.id, "err", err)
+		log.Error("writing exit of container to its state file failed; the kubelet gets the exit status, but if the container runtime restarts, the exit code is lost and the reason is Unknown: check the disk", "containerID", c.id, "err", err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		f(&c.record)

@@ -48,7 +48,7 @@ func newHost(cfg *Config) (*host, error) {
 		return nil, err
 	}
 	if h.selinux, err = selinux.Detect(); err != nil {
-		h.log.Warn("SELinux not available, containers run without labels", "err", err)
+		h.log.Warn("SELinux is enabled but cannot be used; containers run without SELinux labels: resolve the error and restart the container runtime", "err", err)
 	}
 	return h, nil
 }
@@ -119,7 +119,7 @@ func (h *host) createStateDirs(handlers map[string]Handler) error {
 	}
 	if err := mountInMemory(h.stateDir); err != nil {
 		// A disk works too.
-		h.log.Warn("state directory is not on a tmpfs, containers start slower", "directory", h.stateDir, "err", err)
+		h.log.Warn("mounting a tmpfs on the state directory of the container runtime failed; the disk is used instead and containers start slower, retrying at the next start of the container runtime", "directory", h.stateDir, "err", err)
 	}
 	dirs := []string{h.state("sandboxes"), h.state("containers"), h.state("empty")}
 	for name := range handlers {

@@ -113,7 +113,7 @@ func (is *imageService) freeSpace(err error) {
 		return
 	}
 	if err := is.images.CollectPending(is.inventory.layerUsed); err != nil {
-		is.log.Warn("removing unused image layers failed", "err", err)
+		is.log.Warn("removing unused image layers failed; they use disk space until the next start of the container runtime at the latest", "err", err)
 	}
 }
 
@@ -131,7 +131,7 @@ func (is *imageService) RemoveImage(_ context.Context, req *runtimeapi.RemoveIma
 // left.
 func (is *imageService) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
 	if err := is.images.CollectPending(is.inventory.layerUsed); err != nil {
-		is.log.Warn("removing unused image layers failed", "err", err)
+		is.log.Warn("removing unused image layers failed; they use disk space until the next start of the container runtime at the latest", "err", err)
 	}
 	now := time.Now().UnixNano()
 	usage, err := is.images.Usage()
@@ -178,14 +178,14 @@ func (is *imageService) importArchives(ctx context.Context, dir string) {
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.tar"))
 	if err != nil {
-		is.log.Warn("listing image archives failed, importing none", "directory", dir, "err", err)
+		is.log.Warn("listing image archives failed; none of them is imported, retrying at the next start of the container runtime", "directory", dir, "err", err)
 		return
 	}
 	for _, file := range files {
 		list, err := is.images.ImportFile(ctx, file)
 		if err != nil {
 			is.freeSpace(err)
-			is.log.Warn("importing image archive failed, skipping it", "file", file, "err", err)
+			is.log.Warn("importing image archive failed; its images are not available unless they are pulled, retrying at the next start of the container runtime", "file", file, "err", err)
 			continue
 		}
 		for _, image := range list {

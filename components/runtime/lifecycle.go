@@ -203,7 +203,7 @@ func (cs *containerService) handleExit(c *containerState, live *liveContainer, h
 	if rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() != runtimeapi.NamespaceMode_CONTAINER {
 		// In a private PID namespace the kernel has killed all other processes.
 		if err := cs.engines.of(rec).KillAll(rec.Cgroup); err != nil {
-			cs.log.Warn("killing remaining processes of exited container failed, retrying when the kubelet removes it", "containerID", c.id, "err", err)
+			cs.log.Warn("killing remaining processes of exited container failed; they may still run, retrying when the kubelet removes the container", "containerID", c.id, "err", err)
 		}
 	}
 	drained := cs.stdio.awaitOutput(live) // if not, what is known is still recorded
@@ -245,7 +245,7 @@ func (cs *containerService) handleExit(c *containerState, live *liveContainer, h
 	c.lifecycleMu.Lock()
 	defer c.lifecycleMu.Unlock()
 	if err := errors.Join(cs.engines.of(rec).Delete(context.Background(), c.id, rec.Cgroup), cs.unmount(c)); err != nil {
-		cs.log.Warn("cleaning up exited container failed, retrying when the kubelet removes it", "containerID", c.id, "err", err)
+		cs.log.Warn("removing mounts or cgroup of exited container failed; they remain for now, retrying when the kubelet removes the container", "containerID", c.id, "err", err)
 	}
 }
 

@@ -156,7 +156,7 @@ func (pn *podNetwork) setUp(ctx context.Context) {
 		err = pn.publishAdoptedPorts(ctx)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, podnet.ErrNoCIDR) {
-		pn.log.Error("setting up the node's built-in pod network failed, pods cannot be created: resolve the error and restart the runtime", "err", err)
+		pn.log.Error("setting up the node's built-in pod network failed; the node is NotReady and pods without host network cannot be created: resolve the error and restart the container runtime", "err", err)
 	}
 	pn.setErr(err)
 }

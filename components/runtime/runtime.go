@@ -69,7 +69,7 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	if r.apparmor, err = container.DetectAppArmor(); err != nil {
-		h.log.Warn("default AppArmor profile not available, containers run without it", "err", err)
+		h.log.Warn("default AppArmor profile is not available; containers that request no other profile run without AppArmor: resolve the error and restart the container runtime", "err", err)
 	}
 	// New files inherit the label of their directory. Containers must be able to read the label of
 	// layers, because mapped files are checked against the lower file of the overlay.
@@ -100,7 +100,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	if favorsDynamicCgroups(r.host.cgroups, r.cfg.SlowCgroups) {
 		fast, err := favorDynamicCgroups()
 		if err != nil {
-			r.host.log.Info("fast cgroup migration (favordynmods) not available, containers start slower", "reason", err)
+			r.host.log.Info("cgroup mount option favordynmods is not available; containers start slower, nothing else is affected", "reason", err)
 		} else {
 			defer fast.Close()
 		}
@@ -249,7 +249,7 @@ func logErrors(log *slog.Logger) grpc.UnaryServerInterceptor {
 		}
 		method, coded := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:], grpcError(err)
 		if status.Code(coded) != codes.NotFound {
-			log.Warn("CRI call failed, returning the error to the client", append(targetOf(req), "method", method, "err", err)...)
+			log.Warn("CRI call failed; the kubelet or other client gets the error and decides about a retry", append(targetOf(req), "method", method, "err", err)...)
 		}
 		return resp, coded
 	}

@@ -77,7 +77,7 @@ func (s *sandboxState) change(f func(*sandboxRecord)) error {
 func (s *sandboxState) recordExit(log *slog.Logger, f func(*sandboxRecord)) {
 	if err := s.change(f); err != nil {
 		if !errors.Is(err, os.ErrNotExist) { // it was removed in the meantime
-			log.Error("writing pod sandbox termination to its record failed, keeping it in memory only", "podSandboxID", s.id, "err", err)
+			log.Error("writing termination of pod sandbox to its state file failed; nothing is affected now, a restarted container runtime detects the termination again: check the disk", "podSandboxID", s.id, "err", err)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -215,7 +215,7 @@ func (sf *stdioFiles) openSpool(c *containerState, log *logs.Log, stream string,
 	}
 	spool, err := logs.OpenSpool(sf.fifo(c.id, spoolOf(stream)), log)
 	if err != nil {
-		sf.log.Warn("opening spool of container output failed, lines are lost if the runtime is killed while it writes the log", "containerID", c.id, "stream", stream, "err", err)
+		sf.log.Warn("opening buffer file for container output failed; output is logged, but if the container runtime is killed, the lines that it is writing are lost", "containerID", c.id, "stream", stream, "err", err)
 		return nil
 	}
 	return spool
@@ -235,7 +235,7 @@ func (sf *stdioFiles) keepOutput(c *containerState) {
 		s.keep.Unlock()
 	}
 	if err != nil {
-		sf.log.Warn("container output will be lost while the runtime is not running", "containerID", c.id, "err", err)
+		sf.log.Warn("keeping output of container open across restarts of the container runtime failed; its output is logged, but output is lost when the container runtime restarts", "containerID", c.id, "err", err)
 	}
 }
 
@@ -252,12 +252,12 @@ func (sf *stdioFiles) releaseOutput(c *containerState) {
 		s.keep.Unlock()
 		// Nothing is kept by a sandbox that has ended or that an earlier version has started.
 		if err != nil && !errors.Is(err, process.ErrNotFound) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF) {
-			sf.log.Warn("closing output FIFOs in the pod sandbox process failed, they stay open until the sandbox is stopped", "containerID", c.id, "err", err)
+			sf.log.Warn("closing output pipes of container in the pause process of its pod failed; they only use file descriptors until the pod terminates", "containerID", c.id, "err", err)
 		}
 	}
 	for _, name := range []string{spoolOf("stdout"), spoolOf("stderr"), "stderr", "stdout"} {
 		if err := os.Remove(sf.fifo(c.id, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			sf.log.Warn("removing output FIFO or spool of container failed, retrying when the container is removed", "containerID", c.id, "stream", name, "err", err)
+			sf.log.Warn("removing output pipe or buffer file of container failed; it only uses disk space, retrying when the kubelet removes the container", "containerID", c.id, "stream", name, "err", err)
 		}
 	}
 }
@@ -354,7 +354,7 @@ func (sf *stdioFiles) openStreams(c *containerState, live *liveContainer) {
 	// A container whose log or streams are lost runs all the same.
 	complain := func(what string, err error) {
 		if err != nil {
-			sf.log.Warn("opening log or stream of adopted container failed, data of this stream is lost", "containerID", c.id, "stream", what, "err", err)
+			sf.log.Warn("opening log, output or stdin of container after a restart of the container runtime failed; its data is lost until the container restarts, the container is not affected otherwise", "containerID", c.id, "stream", what, "err", err)
 		}
 	}
 	var err error
@@ -362,11 +362,11 @@ func (sf *stdioFiles) openStreams(c *containerState, live *liveContainer) {
 	complain("log", err)
 	if rec.Holder.PID != 0 {
 		live.holder, err = process.Open(rec.Holder.PID, rec.Holder.Start)
-		complain("holder", err)
+		complain("process that keeps stdin or terminal open", err)
 	}
 	if live.holder != nil {
 		file, err := sandbox.HeldFile(live.holder)
-		complain("held", err)
+		complain("stdin or terminal", err)
 		if rec.config.GetTty() {
 			live.console = file
 		} else {

@@ -60,7 +60,7 @@ func startStreamService(ctx context.Context, address string, runner *streamRunne
 	})
 	runner.background.Go(func() {
 		if err := server.Serve(gracefulclose.Listener(listener)); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			log.Error("streaming server failed, exec, attach and port-forward do not work: restart the runtime", "address", address, "err", err)
+			log.Error("streaming server of the container runtime failed; kubectl exec, attach and port-forward do not work on this node: restart the container runtime", "address", address, "err", err)
 		}
 	})
 	return &streamService{inventory: runner.inventory, runner: runner, server: handler}, nil

@@ -39,7 +39,7 @@ func (r *Runner) prepareMounts(spec *specs.Spec, config *configs.Config, proc bo
 	space, err := r.Spaces.Make(plan)
 	if err != nil {
 		if r.Log != nil && !errors.Is(err, mountspace.ErrUnsupported) {
-			r.Log.Debug("creating mount namespace ahead failed, starting the container without it", "containerID", filepath.Base(spec.Linux.CgroupsPath), "err", err)
+			r.Log.Debug("creating mount namespace ahead failed, the container starts nevertheless but slower", "containerID", filepath.Base(spec.Linux.CgroupsPath), "err", err)
 		}
 		return nil, nil
 	}

@@ -82,7 +82,7 @@ func (i *inspector) run(ctx context.Context) {
 				break
 			}
 			if err := i.inspect(ctx, layer); err != nil && ctx.Err() == nil {
-				i.log.Warn("verifying content of image layer failed, using the layer without verification until the runtime restarts", "layer", layer, "err", err)
+				i.log.Warn("verifying content of image layer failed; containers use the layer without verification until the container runtime restarts", "layer", layer, "err", err)
 			}
 		}
 	}
@@ -133,7 +133,7 @@ func (i *inspector) inspect(ctx context.Context, layer string) error {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.log.Warn("content of image layer was modified, its images are pulled again at their next use", "layer", layer, "err", err)
+	i.log.Warn("content of image layer on disk was modified or is unreadable; images with this layer are pulled again at their next use", "layer", layer, "err", err)
 	// The replacement is inspected too.
 	delete(i.inspected, layer)
 	return i.layers.moveAside(layer)

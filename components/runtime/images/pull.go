@@ -272,7 +272,7 @@ func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries R
 			return image, err
 		}
 		failed = err
-		s.log.Warn("pulling image from registry mirror failed, trying the next registry endpoint", "image", normal, "mirror", e.registry, "err", failed)
+		s.log.Warn("pulling image from registry mirror failed; trying the next mirror or the registry now", "image", normal, "mirror", e.registry, "err", failed)
 	}
 	return nil, failed
 }

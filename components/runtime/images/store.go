@@ -45,7 +45,7 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 	s := &Store{storeDir: dir, log: log, layers: layers, inspector: newInspector(layers, log),
 		images: map[string]*Image{}, names: map[string]string{}, collectPending: true}
 	if err := os.RemoveAll(s.path("tmp")); errors.Is(err, unix.EROFS) {
-		log.Warn("image store is on a read-only file system, images cannot be pulled or removed: mount it writable", "directory", dir, "err", err)
+		log.Warn("image store is on a read-only file system; images cannot be pulled or removed: mount the file system writable and restart the container runtime", "directory", dir, "err", err)
 	} else if err != nil {
 		return nil, fmt.Errorf("clearing image store: %w", err)
 	}
@@ -69,11 +69,11 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 		}
 		image := &Image{}
 		if err := json.Unmarshal(data, image); err != nil || image.ID == "" {
-			log.Warn("image record is damaged, ignoring the image until it is pulled again", "file", entry.Name(), "err", err)
+			log.Warn("metadata file of image is damaged; the image is ignored, and the kubelet pulls it again for the next container", "file", entry.Name(), "err", err)
 			continue
 		}
 		if !s.layers.hasAll(image) {
-			log.Warn("image has missing layers, ignoring it until it is pulled again", "image", image.ID, "names", image.names())
+			log.Warn("layers of image are missing on disk; the image is ignored, and the kubelet pulls it again for the next container", "image", image.ID, "names", image.names())
 			continue
 		}
 		found = append(found, image)
@@ -212,7 +212,7 @@ func (s *Store) Verify(ref string) (*Image, error) {
 		s.inspector.add(image.Layers)
 		return image, nil
 	}
-	s.log.Warn("image has missing layers, removing it so that it is pulled again", "image", image.ID, "names", image.names())
+	s.log.Warn("layers of image are missing on disk; the image is removed, and the kubelet pulls it again for the container", "image", image.ID, "names", image.names())
 	if err := s.forget(image); err != nil {
 		return nil, err
 	}
@@ -298,7 +298,7 @@ func (s *Store) diskFull(err error) error {
 	if !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
-	s.log.Debug("disk of image store is full, image or layer not created", "err", err)
+	s.log.Debug("disk of image store is full, pull or import of image failed", "err", err)
 	s.mu.Lock()
 	s.collectPending = true
 	s.mu.Unlock()

@@ -145,7 +145,7 @@ func run(args []string) error {
 	go func() {
 		select {
 		case <-r.Ready():
-			o.cfg.Log.Info("container runtime ready", "socket", o.cfg.Socket, "pid", os.Getpid())
+			o.cfg.Log.Info("container runtime ready for CRI calls", "socket", o.cfg.Socket, "pid", os.Getpid())
 			reportStart("ready")
 		case <-ctx.Done():
 		}
