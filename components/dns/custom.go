@@ -128,7 +128,7 @@ func (s *Server) watchCustom(ctx context.Context) {
 	s.loadCustom()
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			s.cfg.Log.Warn("watching custom name server configuration failed, changes take effect at the next start", "directory", s.cfg.CustomDir, "err", err)
+			s.cfg.Log.Warn("watching custom name server configuration failed; changes of the ConfigMap kube-dns take effect only at the next start of the DNS server", "directory", s.cfg.CustomDir, "err", err)
 		}
 		return
 	}
@@ -144,7 +144,7 @@ func (s *Server) watchCustom(ctx context.Context) {
 			if !ok {
 				return
 			}
-			s.cfg.Log.Warn("watch of custom name server configuration reported an error, loading it again", "directory", s.cfg.CustomDir, "err", err)
+			s.cfg.Log.Warn("watch of custom name server configuration reported an error, so changes may have been missed; loading the configuration again now", "directory", s.cfg.CustomDir, "err", err)
 		}
 		s.loadCustom()
 	}
@@ -155,7 +155,7 @@ func (s *Server) watchCustom(ctx context.Context) {
 func (s *Server) loadCustom() {
 	c, err := readCustom(s.cfg.CustomDir)
 	if err != nil {
-		s.cfg.Log.Error("invalid custom name server configuration, keeping the previous one: correct the ConfigMap kube-dns", "directory", s.cfg.CustomDir, "err", err)
+		s.cfg.Log.Error("custom name server configuration is invalid; the previous one stays in effect: correct the ConfigMap kube-dns, it is then loaded", "directory", s.cfg.CustomDir, "err", err)
 		return
 	}
 	if s.forward.custom.Load().equal(c) {
@@ -163,5 +163,5 @@ func (s *Server) loadCustom() {
 	}
 	s.forward.custom.Store(c)
 	s.forward.cache.reset()
-	s.cfg.Log.Info("custom name server configuration loaded", "directory", s.cfg.CustomDir, "upstreams", c.upstreams, "stubDomains", c.stubs)
+	s.cfg.Log.Info("custom name server configuration of the ConfigMap kube-dns loaded, it is in effect now", "directory", s.cfg.CustomDir, "upstreams", c.upstreams, "stubDomains", c.stubs)
 }

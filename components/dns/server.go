@@ -156,7 +156,7 @@ func (s *Server) Run(parent context.Context) error {
 		go func() { failed <- server.ActivateAndServe() }()
 		stops = append(stops, func() { _ = server.Shutdown() })
 	}
-	s.cfg.Log.Info("dns server started", "address", s.cfg.Address, "domain", s.zone.domain, "upstreams", s.forward.upstreams)
+	s.cfg.Log.Info("dns server listens for queries", "address", s.cfg.Address, "domain", s.zone.domain, "upstreams", s.forward.upstreams)
 	close(s.ready)
 	select {
 	case <-parent.Done():
@@ -208,7 +208,7 @@ func (s *Server) serve(ctx context.Context, w dns.ResponseWriter, query *dns.Msg
 	answer.Truncate(size)
 	s.metrics.count(w.RemoteAddr(), query, answer, zone, tcp, time.Since(began))
 	if err := w.WriteMsg(answer); err != nil && !errors.Is(err, net.ErrClosed) {
-		s.cfg.Log.Debug("sending dns response failed", "client", w.RemoteAddr(), "err", err)
+		s.cfg.Log.Debug("sending dns response failed, the client must repeat its query", "client", w.RemoteAddr(), "err", err)
 	}
 }
 

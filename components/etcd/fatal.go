@@ -88,7 +88,7 @@ func (h fatalHook) logDiskFull(problem *fatal) bool {
 	if !IsDiskFull(problem) {
 		return false
 	}
-	h.log.Error("etcd exits because its disk is full: free space, then etcd can start again", "err", problem)
+	h.log.Error("etcd exits because its disk is full: free space, then hyperkube or the kubelet restarts etcd; the Kubernetes API is not available until then", "err", problem)
 	if h.diskFull != nil {
 		h.diskFull(problem)
 	}

@@ -53,7 +53,7 @@ func (s *spaceManager) run(ctx context.Context, interval time.Duration) {
 			return
 		}
 		if err := s.check(ctx); err != nil && ctx.Err() == nil {
-			s.log.Error("freeing space of the etcd database failed, etcd rejects writes when the quota is exhausted, retrying at the next check: if it persists, check the disk", "err", err)
+			s.log.Error("freeing space in the etcd database failed; etcd rejects writes when the database has reached its quota, retrying in 30 seconds: if this persists, check the disk", "err", err)
 		}
 	}
 }
@@ -71,7 +71,7 @@ func (s *spaceManager) check(ctx context.Context) error {
 		// An early compaction breaks watches of older revisions, but without it etcd rejects all
 		// writes except deletions.
 		revision := s.server.KV().Rev()
-		s.log.Warn("etcd database quota exhausted, etcd rejects writes until compaction has freed space, watches of older revisions fail", "size", db.Size(), "quota", s.server.Cfg.QuotaBackendBytes, "revision", revision)
+		s.log.Warn("etcd database has reached its quota, so etcd rejects writes; compacting the history now and every 30 seconds until there is space, which breaks watches of older revisions", "size", db.Size(), "quota", s.server.Cfg.QuotaBackendBytes, "revision", revision)
 		_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: revision, Physical: true})
 		if err != nil && !errors.Is(err, mvcc.ErrCompacted) {
 			return fmt.Errorf("compacting: %w", err)
@@ -85,7 +85,7 @@ func (s *spaceManager) check(ctx context.Context) error {
 		if err := s.server.Defragment(); err != nil {
 			return fmt.Errorf("defragmenting: %w", err)
 		}
-		s.log.Info("etcd database defragmented", "sizeBefore", size, "size", db.Size(), "took", time.Since(began))
+		s.log.Info("etcd database defragmented to return unused space to the file system; requests to etcd waited meanwhile", "sizeBefore", size, "size", db.Size(), "took", time.Since(began))
 	}
 	s.ineffectiveSince = time.Time{}
 	if !full {
@@ -101,7 +101,7 @@ func (s *spaceManager) check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("disarming the NOSPACE alarm: %w", err)
 	}
-	s.log.Info("etcd database has space again, etcd accepts writes (NOSPACE alarm disarmed)", "size", db.Size())
+	s.log.Info("etcd database has space again and NOSPACE alarm is disarmed, etcd accepts writes", "size", db.Size())
 	return nil
 }
 

@@ -174,7 +174,7 @@ func (s *Server) scrapeLoop(ctx context.Context) {
 func (s *Server) scrapeAll(ctx context.Context) {
 	nodes, err := s.nodes.List(labels.Everything())
 	if err != nil {
-		s.cfg.Log.Error("listing nodes failed, no kubelet is scraped in this round", "err", err)
+		s.cfg.Log.Error("listing nodes failed; no kubelet is scraped and metrics become outdated, retrying after the interval", "interval", s.cfg.Resolution, "err", err)
 		return
 	}
 	names := map[string]bool{}
@@ -188,7 +188,7 @@ func (s *Server) scrapeAll(ctx context.Context) {
 			got, err := s.scrape(ctx, n)
 			if err != nil {
 				if ctx.Err() == nil {
-					s.cfg.Log.Warn("scraping kubelet failed, metrics of its node and pods are missing or outdated, retrying in the next round", "node", n.Name, "interval", s.cfg.Resolution, "err", err)
+					s.cfg.Log.Warn("scraping kubelet failed; metrics of its node and pods are missing or outdated, retrying after the interval", "node", n.Name, "interval", s.cfg.Resolution, "err", err)
 				}
 				return
 			}

@@ -40,7 +40,7 @@ func (s *Server) handler() http.Handler {
 	serve := func(pattern string, answer func(*http.Request) (any, error)) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
 			if err := s.auth.check(req); err != nil {
-				s.cfg.Log.Debug("unauthenticated request to the metrics API rejected", "path", req.URL.Path, "err", err)
+				s.cfg.Log.Debug("unauthenticated request to the metrics API rejected with 401", "path", req.URL.Path, "err", err)
 				send(w, http.StatusUnauthorized, apierrors.NewUnauthorized("Unauthorized").Status())
 				return
 			}

@@ -57,7 +57,7 @@ func (c *Compactor) Run(ctx context.Context) error {
 		next, current, err := c.compact(ctx, round, revision)
 		if err != nil {
 			if ctx.Err() == nil && c.Log != nil {
-				c.Log.Warn("etcd compaction failed, keeping the old history and retrying at the next interval", "revision", revision, "err", err)
+				c.Log.Warn("compacting the history in etcd failed; the history keeps using space in the etcd database, retrying after the interval", "interval", interval, "revision", revision, "err", err)
 			}
 			continue
 		}

@@ -42,7 +42,7 @@ func (c *Collection) replay(ctx context.Context, since int64) error {
 			c.mu.Unlock()
 			return fmt.Errorf("reading past events: %w", waitError(ctx))
 		}
-		c.store.log.Warn("reading past events from etcd failed, clients cannot resume watches from before the start and list again", "path", c.cfg.Path, "err", err)
+		c.store.log.Warn("reading past events from etcd failed; clients cannot resume watches from before the start of this API server and list again, no retry", "path", c.cfg.Path, "err", err)
 		return nil
 	}
 	c.mu.Lock()

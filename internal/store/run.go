@@ -96,7 +96,7 @@ func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				s.log.Warn("filling the watch cache of a resource from etcd failed, requests for the resource wait, retrying", "path", c.cfg.Path, "err", err)
+				s.log.Warn("reading resource from etcd into the watch cache failed; requests for this resource wait until a retry succeeds, retrying with back-off", "path", c.cfg.Path, "err", err)
 			}
 			retry.wait(ctx)
 		}
@@ -113,14 +113,14 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.log.Warn("etcd watch of the watch cache failed, objects in the cache may be stale, watching again", "revision", s.position.get(), "err", err)
+		s.log.Warn("etcd watch that updates the watch cache failed; lists and watches may return outdated objects until the watch is open again, retrying with back-off", "revision", s.position.get(), "err", err)
 		wentBack := errors.Is(err, errRolledBack)
 		if wentBack {
 			s.compacted.Store(0) // belongs to another history
 		}
 		if wentBack || errors.Is(err, rpctypes.ErrCompacted) {
 			if err := s.relist(ctx, !wentBack); err != nil && ctx.Err() == nil {
-				s.log.Warn("filling the watch cache of all resources from etcd again failed, objects in the cache are stale, retrying", "err", err)
+				s.log.Warn("reading all resources from etcd again after the etcd watch has lost events failed; lists and watches return outdated objects until a retry succeeds, retrying with back-off", "err", err)
 			}
 		}
 		retry.wait(ctx)

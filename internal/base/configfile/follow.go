@@ -56,7 +56,7 @@ func FollowRetrying(ctx context.Context, path string, log *slog.Logger, look fun
 		case <-ctx.Done():
 			return nil
 		case err := <-watcher.Errors:
-			log.ErrorContext(ctx, "watch of file reported an error, reading the file again", "file", path, "err", err)
+			log.ErrorContext(ctx, "watch of configuration file reported an error, so changes may have been missed; reading the file again now", "file", path, "err", err)
 		case <-watcher.Events:
 		case <-again.C:
 		}

@@ -169,7 +169,7 @@ func (g *Group) Stop() error {
 				if time.Since(began) > slowStop {
 					level = slog.LevelInfo
 				}
-				g.Log.Log(context.Background(), level, "component stopped", "component", m.name, "after", time.Since(began))
+				g.Log.Log(context.Background(), level, "component of this process stopped", "component", m.name, "after", time.Since(began))
 			}
 		case <-timer.C:
 			errs = append(errs, fmt.Errorf("%s: did not stop within %s", m.name, timeout))

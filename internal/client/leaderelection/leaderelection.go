@@ -133,7 +133,7 @@ func release(ctx context.Context, e Election, lock resourcelock.Interface) {
 		})
 	})
 	if err != nil {
-		slog.WarnContext(ctx, "releasing leader election lease failed, other candidates can only take over when the lease expires", "lease", lock.Describe(), "err", err)
+		slog.WarnContext(ctx, "releasing leader election lease at shutdown failed; another instance takes over only when the lease expires, no action is needed", "lease", lock.Describe(), "err", err)
 	}
 }
 

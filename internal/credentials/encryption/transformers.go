@@ -153,11 +153,11 @@ func (t *Transformers) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 		case err != nil:
 			metrics.RecordEncryptionConfigAutomaticReloadFailure(t.cfg.ServerID)
-			t.cfg.Log.ErrorContext(ctx, "reloading encryption configuration failed, keeping the current configuration and retrying", "file", t.cfg.Path, "err", err)
+			t.cfg.Log.ErrorContext(ctx, "reloading encryption configuration failed; the previous configuration stays in use, retrying with back-off: correct the file or make its KMS plugins available", "file", t.cfg.Path, "err", err)
 			return false
 		case changed:
 			metrics.RecordEncryptionConfigAutomaticReloadSuccess(t.cfg.ServerID, t.current.Load().EncryptionFileContentHash)
-			t.cfg.Log.InfoContext(ctx, "encryption configuration reloaded", "file", t.cfg.Path)
+			t.cfg.Log.InfoContext(ctx, "encryption configuration reloaded after a change of the file, it is in use now", "file", t.cfg.Path)
 		}
 		return true
 	})

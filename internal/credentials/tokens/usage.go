@@ -180,7 +180,7 @@ func (u *Usage) labelLastUsed(ctx context.Context, s *corev1.Secret) {
 		return
 	}
 	if err := u.label(ctx, s, now); err != nil {
-		u.log.ErrorContext(ctx, "labeling Secret with the last use of its token failed, retrying at the next use", "namespace", s.Namespace, "secret", s.Name, "err", err)
+		u.log.ErrorContext(ctx, "labeling Secret with the date of the last use of its service account token failed; the token works, but is invalidated as unused if this persists for a year; retrying at its next use", "namespace", s.Namespace, "secret", s.Name, "err", err)
 	}
 }
 

@@ -224,7 +224,7 @@ func (st *stream) serve() {
 	defer func() {
 		if panicked {
 			if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // what panics is compared as it is
-				st.c.server.cfg.Log.Error("HTTP/2 request handler panicked, the request was aborted: report this bug with the stack", "method", st.request.Method, "path", st.request.URL.Path, "client", st.c.remote, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+				st.c.server.cfg.Log.Error("HTTP/2 request handler panicked; this request was aborted, other requests are not affected: report this bug with the stack", "method", st.request.Method, "path", st.request.URL.Path, "client", st.c.remote, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			}
 		}
 		st.finish(panicked)
