@@ -240,7 +240,7 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 func (a *Aggregator) read(e *store.Entry) *apiregistrationv1.APIService {
 	obj, err := a.services.Read(e)
 	if err != nil {
-		a.cfg.Log.Error("APIService in etcd cannot be decoded; its aggregated API is not served or keeps its previous settings: restore its encryption key and restart, or delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential", "apiservice", e.Key(), "err", err)
+		a.cfg.Log.Error("APIService in etcd cannot be decoded; its aggregated API is not served or keeps its previous settings: restore its encryption key and restart the API server, or delete it with the delete option ignoreStoreReadErrorWithClusterBreakingPotential", "apiservice", e.Key(), "err", err)
 		return nil
 	}
 	s, _ := obj.(*apiregistrationv1.APIService)

@@ -198,7 +198,7 @@ func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log 
 		existing, err := e.Object()
 		if err != nil {
 			// Do not fail: the server must run so that an operator can delete the object.
-			log.ErrorContext(ctx, "initial cluster object in etcd cannot be decoded, so it has no effect and is not repaired: delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential and restart the API server, which writes it again", "resource", res.Plural, "key", key, "err", err)
+			log.ErrorContext(ctx, "initial cluster object in etcd cannot be decoded, so it has no effect and is not repaired: delete it with the delete option ignoreStoreReadErrorWithClusterBreakingPotential and restart the API server, which writes it again", "resource", res.Plural, "key", key, "err", err)
 			continue
 		}
 		if repaired := w.reconcile(existing.(api.Object), obj); repaired != nil {

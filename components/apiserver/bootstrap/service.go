@@ -209,7 +209,7 @@ func (k *ServiceReconciler) ensure(ctx context.Context, res *registry.Resource, 
 			stored, err := e.Object()
 			if errors.Is(err, store.ErrCorrupt) {
 				// It is written again after an operator has deleted it.
-				k.log.ErrorContext(ctx, "object of the Service default/kubernetes in etcd cannot be decoded and is not updated, so pods may not reach the API server: delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential, it is then written again", "resource", res.Plural, "key", key, "err", err)
+				k.log.ErrorContext(ctx, "object of the Service default/kubernetes in etcd cannot be decoded and is not updated, so pods may not reach the API server: delete it with the delete option ignoreStoreReadErrorWithClusterBreakingPotential, it is then written again", "resource", res.Plural, "key", key, "err", err)
 				return nil
 			}
 			if err != nil {

@@ -158,7 +158,7 @@ func (s *Server) follow(ctx context.Context) error {
 func (s *Server) read(e *store.Entry) *crd {
 	obj, err := s.definitions.Read(e)
 	if err != nil {
-		s.cfg.Log.Error("CustomResourceDefinition in etcd cannot be decoded; its custom resources are not served or keep their previous definition: restore its encryption key and restart, or delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential", "key", e.Key(), "err", err)
+		s.cfg.Log.Error("CustomResourceDefinition in etcd cannot be decoded; its custom resources are not served or keep their previous definition: restore its encryption key and restart the API server, or delete it with the delete option ignoreStoreReadErrorWithClusterBreakingPotential", "key", e.Key(), "err", err)
 		return nil
 	}
 	d, ok := obj.(*crd)

@@ -71,7 +71,7 @@ func (p *Pods) ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, e
 func (p *Pods) read(e *store.Entry) *corev1.Pod {
 	obj, err := p.resource.Peek(e)
 	if err != nil {
-		p.log.Error("pod in etcd cannot be decoded; authorization and admission of this API server ignore the pod: restore its encryption key and restart, or delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential", "pod", e.Key(), "err", err)
+		p.log.Error("pod in etcd cannot be decoded; authorization and admission of this API server ignore the pod: restore its encryption key and restart the API server, or delete it with the delete option ignoreStoreReadErrorWithClusterBreakingPotential", "pod", e.Key(), "err", err)
 		return nil
 	}
 	pod, _ := obj.(*corev1.Pod)

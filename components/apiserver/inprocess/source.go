@@ -163,7 +163,7 @@ func (l *listWatch) read(e *store.Entry) api.Object {
 	}
 	obj, err := read(e)
 	if err != nil {
-		l.log.Error("object in etcd cannot be decoded; admission plugins, and controllers and the scheduler in the process of this API server, do not see it: restore its encryption key and restart, or delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential", "resource", l.resource.GroupResource().String(), "key", e.Key(), "err", err)
+		l.log.Error("object in etcd cannot be decoded; admission plugins, and controllers and the scheduler in the process of this API server, do not see it: restore its encryption key and restart the API server, or delete it with the delete option ignoreStoreReadErrorWithClusterBreakingPotential", "resource", l.resource.GroupResource().String(), "key", e.Key(), "err", err)
 		return nil
 	}
 	return obj

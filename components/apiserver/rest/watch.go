@@ -334,7 +334,7 @@ func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	}
 	before := len(w.buf)
 	if err := w.append(event, e, gone); err != nil {
-		w.cfg.Log.ErrorContext(w.ctx, "object in etcd cannot be decoded; the client's watch that should report it ends with an error event, and the client lists again: restore its encryption key and restart, or delete it with the option ignoreStoreReadErrorWithClusterBreakingPotential", "resource", w.res.GVR(), "key", e.Key(), "err", err)
+		w.cfg.Log.ErrorContext(w.ctx, "object in etcd cannot be decoded; the client's watch that should report it ends with an error event, and the client lists again: restore its encryption key and restart the API server, or delete it with the delete option ignoreStoreReadErrorWithClusterBreakingPotential", "resource", w.res.GVR(), "key", e.Key(), "err", err)
 		w.status(corruptEvent(err, gone != 0))
 		w.failed = true
 	} else {

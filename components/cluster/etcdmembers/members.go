@@ -178,7 +178,7 @@ func (c *Cluster) Promote(ctx context.Context, peerURL string) error {
 			return fmt.Errorf("promoting etcd member: %w", err)
 		}
 		// The learner has not caught up, or an election is in progress.
-		c.log.Debug("new etcd member cannot become a voting member yet because it has not caught up or no leader is elected, retrying", "peerURL", peerURL, "err", err)
+		c.log.Debug("new etcd member cannot become a voting member yet because it has not caught up or no leader is elected, retrying until it can", "peerURL", peerURL, "err", err)
 		if !lifecycle.Pause(ctx, retryInterval) {
 			return fmt.Errorf("promoting etcd member: %w", errors.Join(err, ctx.Err()))
 		}

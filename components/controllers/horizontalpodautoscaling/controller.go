@@ -134,7 +134,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	err = r.run(ctx, &did)
 	c.metrics.round(did, c.env.Clock.Since(r.now), err)
 	if err != nil {
-		c.env.Log.DebugContext(ctx, "evaluating HorizontalPodAutoscaler failed, its target is not scaled, retrying in the next sync period", "horizontalPodAutoscaler", key, "err", err)
+		c.env.Log.DebugContext(ctx, "evaluating HorizontalPodAutoscaler failed, its target may not be scaled, retrying in the next sync period", "horizontalPodAutoscaler", key, "err", err)
 	}
 	if apiequality.Semantic.DeepEqual(r.was.Status, r.hpa.Status) {
 		return nil

@@ -71,7 +71,7 @@ func (w *worker) finish(ctx context.Context, kind podmachine.OperationKind, err 
 	case kind == podmachine.Start:
 		w.log.Debug("starting sandbox or containers of pod failed, retrying with back-off", "podUID", w.uid, "err", err)
 	case kind == podmachine.RemoveContainers:
-		w.log.Warn("removing exited containers of pod failed; the restart of all its containers waits for that, retrying with back-off", "podUID", w.uid, "err", err)
+		w.log.Warn("removing exited containers of pod failed; the restart of all its containers waits for that, retrying in a second", "podUID", w.uid, "err", err)
 	case kind > podmachine.ResizePod:
 		w.log.Warn("step of pod termination failed; the pod remains on the node until a retry succeeds, retrying with back-off", "podUID", w.uid, "step", kind.String(), "err", err)
 	}

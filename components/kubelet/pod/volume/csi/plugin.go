@@ -149,7 +149,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		var again <-chan time.Time
 		if err := p.unstageUnused(ctx); err != nil && ctx.Err() == nil {
 			wait := retry.Next()
-			p.cfg.Log.Warn("unstaging unused CSI volumes failed; they remain mounted on the node and attached to it until a retry succeeds", "err", err, "retryIn", wait)
+			p.cfg.Log.Warn("unstaging unused CSI volumes failed; they remain mounted on the node and are not detached from it until a retry succeeds", "err", err, "retryIn", wait)
 			again = time.After(wait)
 		} else {
 			retry.Reset()
@@ -230,7 +230,7 @@ func (p *Plugin) Deregister(plugin pluginwatch.Plugin) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := p.unregisterDriver(ctx, plugin.Name); err != nil {
-		p.cfg.Log.Warn("removing CSI driver from the CSINode failed; the scheduler assigns pods that need the driver to this node, where they wait until the driver registers again; no retry", "driver", plugin.Name, "err", err)
+		p.cfg.Log.Warn("removing CSI driver from the CSINode failed; the scheduler may assign pods that need the driver to this node, where they wait until the driver registers again; no retry", "driver", plugin.Name, "err", err)
 	}
 }
 
