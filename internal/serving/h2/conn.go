@@ -152,7 +152,7 @@ func (c *conn) serve() {
 	defer c.close()
 	_ = c.tls.SetDeadline(time.Time{}) // clears the deadline that net/http sets for the handshake
 	if err := c.preface(); err != nil {
-		c.debug("HTTP/2 client preface is missing or invalid, connection closed", err)
+		c.server.cfg.Log.Debug("HTTP/2 connection closed because the client sent no valid preface", "client", c.remote, "err", err)
 		return
 	}
 	c.mu.Lock()
@@ -175,7 +175,7 @@ func (c *conn) serve() {
 			continue
 		}
 		if stream, ok := errors.AsType[http2.StreamError](err); ok {
-			c.debug("HTTP/2 stream error", err)
+			c.server.cfg.Log.Debug("HTTP/2 request of client rejected with a stream error, other requests of the connection continue", "client", c.remote, "err", err)
 			if err = c.refuse(stream); err == nil {
 				continue
 			}
@@ -185,15 +185,11 @@ func (c *conn) serve() {
 			err = http2.ConnectionError(http2.ErrCodeFrameSize)
 		}
 		if broken, ok := errors.AsType[http2.ConnectionError](err); ok {
-			c.debug("HTTP/2 connection error, connection closed", err)
+			c.server.cfg.Log.Debug("HTTP/2 connection of client closed with a connection error, its requests are aborted", "client", c.remote, "err", err)
 			c.closeWithError(http2.ErrCode(broken))
 		}
 		return
 	}
-}
-
-func (c *conn) debug(message string, err error) {
-	c.server.cfg.Log.Debug(message, "client", c.remote, "err", err)
 }
 
 // preface reads the bytes with which every HTTP/2 client starts. It returns an error if they are
