@@ -84,8 +84,8 @@ func setUpCertificates(ctx context.Context, flags *config.Flags, cfg *config.Con
 	return nil
 }
 
-// run runs the kubelet of the command until ctx is done. set has the flags, which determine which settings
-// override those of the configuration files.
+// run runs the kubelet of the command until ctx is done. set is the parsed flag set of the command: only flags that
+// were given on the command line override the configuration files.
 func run(ctx context.Context, flags *config.Flags, set *pflag.FlagSet) (err error) {
 	cfg, err := flags.Config(set.Changed)
 	if err != nil {

@@ -49,7 +49,8 @@ func (k *Kubelet) compose() error {
 	return nil
 }
 
-// addresses returns a function that returns the IP addresses as strings.
+// addresses returns a function that returns ips as strings, as the manager of the serving certificate requires. The
+// function returns a new slice on each call.
 func addresses(ips []netip.Addr) func() []string {
 	out := make([]string, len(ips))
 	for i, ip := range ips {

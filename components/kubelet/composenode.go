@@ -40,8 +40,8 @@ type nodeParts struct {
 	housekeeper *housekeeping.Housekeeper
 }
 
-// newNodeParts creates the parts that manage the node. The status comes last, because the others contribute
-// to it. object is the Node object, whose status the parts update; limits are those of pods.
+// newNodeParts creates the parts that manage the node. The status comes last, because the others contribute to it.
+// object caches the Node, whose status the parts update. limits configures the cgroups of pods.
 func (k *Kubelet) newNodeParts(object *nodestatus.Object, limits pods.Limits) nodeParts {
 	cfg := k.cfg
 	rotation := podlogs.Rotation{MaxSize: cfg.Logs.MaxSize, MaxFiles: cfg.Logs.MaxFiles}

@@ -32,8 +32,8 @@ import (
 	"hyperkube/components/kubelet/resources"
 )
 
-// podParts are the parts of the kubelet that provide what pods need, such as volumes and images, and those by
-// which the parts of the node list and terminate pods.
+// podParts are the parts of the kubelet that provide what pods need, such as volumes and images, and those that let
+// eviction, shutdown and the node status list and terminate pods.
 type podParts struct {
 	registry *pods.Registry
 	platform *pods.Platform
@@ -58,7 +58,8 @@ func (k *Kubelet) cgroupNames() pods.CgroupNames {
 	return pods.CgroupNames{Root: k.cfg.Layout.CgroupRoot, Platform: k.pods.platform}
 }
 
-// logs returns the directories of container logs.
+// logs returns the configured directories: that of the log files of pods, and that of the links by which log
+// collectors find the logs of containers.
 func (k *Kubelet) logs() pods.Logs {
 	return pods.Logs{Pods: k.cfg.Layout.PodLogs, Containers: k.cfg.Layout.ContainerLogs}
 }

@@ -84,7 +84,8 @@ func (k *Kubelet) newBackend() *backend.Backend {
 	})
 }
 
-// stateMetrics returns the collector of the metrics that are computed from the current state on each scrape.
+// stateMetrics returns the collector that computes metrics, such as the number of pods and the volumes in use, from
+// the kubelet's current state each time Prometheus reads /metrics.
 func (k *Kubelet) stateMetrics() kubeletmetrics.Collector {
 	m := kubeletmetrics.Collector{
 		NodeName: k.cfg.NodeName, Pods: k.pods.registry, LogDir: k.node.stats.LogDir, VolumePlugin: k.pods.volumes.Plugin, Resources: k.resources,

@@ -30,7 +30,8 @@ type Informers struct {
 	Pods, Services, Nodes cache.SharedInformer
 }
 
-// Dependencies are the services and objects of the process that the kubelet uses. All may be nil.
+// Dependencies are the services and objects of the process that the kubelet uses. All may be nil; the comment of
+// each field says what the kubelet does without it.
 type Dependencies struct {
 	// Clients are the API clients, authenticated as system:node:NodeName. Nil for a kubelet that
 	// runs only static pods.

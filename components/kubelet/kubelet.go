@@ -72,8 +72,9 @@ func New(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	return k, nil
 }
 
-// connect returns a Kubelet with its configuration, the machine's properties and the client of the runtime,
-// to which compose adds the parts.
+// connect returns a Kubelet that has its configuration, the machine's properties and a client of the container
+// runtime, but no parts yet: compose creates them. It creates the directories of pods and logs. It returns an error
+// if the configuration is not valid or the machine does not meet its requirements.
 func connect(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	if err := cfg.Complete(); err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ type fieldFlags struct {
 	lists     map[string]*[]string
 }
 
-// fieldOf maps the name of each such flag to the path of its field of KubeletConfiguration.
+// fieldOf maps the name of each flag that overrides a field of KubeletConfiguration to the path of that field.
 var fieldOf = map[string]string{
 	"eviction-hard": "evictionHard", "eviction-soft": "evictionSoft", "eviction-soft-grace-period": "evictionSoftGracePeriod",
 	"eviction-minimum-reclaim": "evictionMinimumReclaim", "kube-reserved": "kubeReserved", "system-reserved": "systemReserved",

@@ -61,7 +61,8 @@ func overridePtr[T any](to, from *T) {
 	}
 }
 
-// overrideNumber is overridePtr for numbers of different widths.
+// overrideNumber assigns *from, converted to the type of *to, to *to, unless from is nil. It is for numbers whose
+// types differ in Config and KubeletConfiguration.
 func overrideNumber[T, F ~int | ~int32 | ~int64](to *T, from *F) {
 	if from != nil {
 		*to = T(*from)
@@ -76,7 +77,8 @@ func overrideInverted(to, from *bool) {
 	}
 }
 
-// applyPaths applies the fields for paths, endpoints, ports, the registration of the node and feature gates.
+// applyPaths sets the fields of c for paths, endpoints, ports, the registration of the node and feature gates to
+// the values of the configuration file f. Fields that f does not set remain.
 func (c *Config) applyPaths(f *kubeletv1beta1.KubeletConfiguration) {
 	override(&c.Layout.PodLogs, f.PodLogsDir)
 	override(&c.Layout.CgroupRoot, f.CgroupRoot)

@@ -51,7 +51,8 @@ func (o *Flags) Register(f *pflag.FlagSet) {
 	compatflags.Add(f, unused...)
 }
 
-// override makes Config call apply if the flag is set, after the configuration files were applied.
+// override registers apply, which sets the value of one flag in the configuration. Config calls apply after it has
+// applied the configuration files, but only if the flag was given on the command line.
 func (o *Flags) override(flag string, apply func(*Config)) {
 	o.overrides = append(o.overrides, func(c *Config, isSet func(string) bool) error {
 		if isSet(flag) {
@@ -61,8 +62,9 @@ func (o *Flags) override(flag string, apply func(*Config)) {
 	})
 }
 
-// overrideOrFail makes Config call apply in any case. apply must do nothing if its flags are empty; an error
-// fails Config.
+// overrideOrFail registers apply, which Config calls after it has applied the configuration files, whether flags
+// were given or not. apply itself must leave the configuration unchanged if its flags are empty. If apply returns
+// an error, Config returns that error.
 func (o *Flags) overrideOrFail(apply func(*Config) error) {
 	o.overrides = append(o.overrides, func(c *Config, _ func(string) bool) error { return apply(c) })
 }
@@ -167,8 +169,8 @@ func (o *Flags) registerServer(f *pflag.FlagSet) {
 	o.override("authorization-mode", func(c *Config) { c.Access.AlwaysAllow = *mode == "AlwaysAllow" })
 }
 
-// unused are upstream's flags that have no effect here. Only lists the values that are accepted; nil means
-// any.
+// unused are upstream's flags that are accepted but have no effect here, and why. If Only is set, other values are
+// rejected, because ignoring them would run a kubelet that behaves differently than requested.
 var unused = []compatflags.Flag{
 	{Name: "cloud-provider", Why: "cloud controller managers are not supported", Only: []string{""}},
 	{Name: "runtime-cgroups", Why: "the runtime stays in the cgroup in which it was started"},
@@ -181,9 +183,9 @@ var unused = []compatflags.Flag{
 	{Name: "vmodule", Why: "verbosity cannot be set per file"},
 }
 
-// Config returns the configuration of the configuration files and the flags, which take precedence, without
-// defaults. isSet reports whether a flag is set on the command line. It returns an error if a file cannot be
-// read or a value is not valid.
+// Config returns the configuration from the configuration files and the flags, without defaults. Flags take
+// precedence over files. isSet reports whether a flag was given on the command line. It returns an error if a file
+// cannot be read or a value is not valid.
 func (o *Flags) Config(isSet func(flag string) bool) (Config, error) {
 	cfg := Config{Layout: layout.Default()}
 	if o.root != "" {

@@ -115,7 +115,8 @@ const (
 	EnforcePods   = "pods"
 	EnforceKube   = "kube-reserved"
 	EnforceSystem = "system-reserved"
-	// These enforce only the CPU limits, because CPU is compressible.
+	// EnforceKubeCPU and EnforceSystemCPU limit the same cgroups as EnforceKube and EnforceSystem, but only their
+	// CPU: CPU is compressible, so no process is killed at the limit.
 	EnforceKubeCPU   = "kube-reserved-compressible"
 	EnforceSystemCPU = "system-reserved-compressible"
 )
@@ -234,8 +235,8 @@ func ParseTaints(list []string) ([]v1.Taint, error) {
 // reservable are the resources that can be reserved for the system.
 var reservable = []string{"cpu", "memory", "ephemeral-storage", "pid"}
 
-// applyReserved applies the reserved resources and the limits to enforce. It returns an error if a quantity
-// or resource is not valid.
+// applyReserved sets the reserved resources of c, and the names of the limits to enforce, to the values of the
+// configuration file f. It returns an error if a quantity is not valid or a resource cannot be reserved.
 func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	read := func(what string, list map[string]string) v1.ResourceList {
@@ -283,7 +284,8 @@ func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// applyNode applies the settings of the Node status, of parallel image pulls, swap, cgroups and the machine.
+// applyNode sets the fields of c for the Node status, parallel image pulls, swap, cgroups and the machine to the
+// values of the configuration file f. It returns an error if a value is not valid.
 func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.PodsPerCore != 0 {
 		c.Node.PodsPerCore = int64(f.PodsPerCore)
@@ -341,7 +343,7 @@ func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
-// applyShutdown applies the grace periods of a graceful node shutdown.
+// applyShutdown sets the grace periods of a graceful node shutdown in c to those of the configuration file f.
 func (c *Config) applyShutdown(f *kubeletv1beta1.KubeletConfiguration) error {
 	var by []shutdown.Period
 	for _, p := range f.ShutdownGracePeriodByPodPriority {

@@ -49,8 +49,9 @@ type Topology struct {
 	Options       map[string]string
 }
 
-// applyCPUs applies the policy of the CPU manager, its options and the reserved CPUs. It must be called after
-// applyReserved, because reserved CPUs override the reserved CPU resource.
+// applyCPUs sets the policy of the CPU manager, its options and the reserved CPUs in c to the values of the
+// configuration file f. It must be called after applyReserved, because reserved CPUs override the reserved CPU
+// resource.
 func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 	switch f.CPUManagerPolicy {
 	case "":
@@ -103,7 +104,8 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
-// applyMemory applies the policies of the memory manager and the topology manager.
+// applyMemory sets the policies of the memory manager and the topology manager in c to the values of the
+// configuration file f.
 func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 	switch f.MemoryManagerPolicy {
 	case "":

@@ -82,7 +82,8 @@ func (c *Access) complete() {
 	c.DenyTTL = cmp.Or(c.DenyTTL, defaultDenyTTL)
 }
 
-// applyServer applies the settings of the HTTPS server except its certificate.
+// applyServer sets the fields of c for the HTTPS server, except its certificate, to the values of the configuration
+// file f. It returns an error for an unknown TLS version or an insecure cipher suite.
 func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 	overrideInverted(&c.Server.NoDebug, f.EnableDebuggingHandlers)
 	overrideInverted(&c.Server.NoProfiling, f.EnableProfilingHandler)
@@ -116,8 +117,9 @@ func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
-// applyAccess applies the authentication and authorization of clients and the server's certificate. It
-// returns an error if a file cannot be read.
+// applyAccess sets the authentication and authorization of clients, and the server's certificate, in c to the
+// values of the configuration file f. It returns an error if a CA or certificate file cannot be read, or the
+// authorization mode is unknown.
 func (c *Config) applyAccess(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	overridePtr(&c.Access.Anonymous, f.Authentication.Anonymous.Enabled)

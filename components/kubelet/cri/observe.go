@@ -101,8 +101,8 @@ func (c *Client) Sandbox(ctx context.Context, id string) (podstate.Sandbox, erro
 	return sandboxOf(resp.Status), nil
 }
 
-// sandboxOf converts the status of a sandbox. Lost is set for a ready sandbox that needs an IP address but
-// has none.
+// sandboxOf converts the CRI status of a sandbox. It sets Lost for a ready sandbox without an IP address that does
+// not use the host network: its containers are unreachable, so the kubelet replaces the sandbox.
 func sandboxOf(s *runtimeapi.PodSandboxStatus) podstate.Sandbox {
 	out := podstate.Sandbox{
 		ID:        s.GetId(),

@@ -46,9 +46,9 @@ const (
 	maxBurst = 10
 )
 
-// RateLimited returns the options of a gRPC server that rejects unary calls above the rate limit. count is
-// called for each other call with its result, and with "List" and "v1" for the method
-// "/v1.PodResourcesLister/List".
+// RateLimited returns the options of a gRPC server that rejects unary calls above the rate limit with
+// ResourceExhausted. After each other call, count is called with the method's name, the API version and the result
+// of the call, for metrics: for "/v1.PodResourcesLister/List", method is "List" and version is "v1".
 func RateLimited(count func(method, version string, err error)) []grpc.ServerOption {
 	limit := rate.NewLimiter(maxQPS, maxBurst)
 	counted := func(full string, err error) {

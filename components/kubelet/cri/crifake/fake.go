@@ -22,10 +22,10 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Runtime is the fake runtime. Methods that are not implemented panic because the embedded
-// interface is nil. Its methods are safe for concurrent use.
+// Runtime is the fake runtime. Calls of the CRI that it does not implement panic, because the embedded interface is
+// nil. Its methods are safe for concurrent use.
 //
-// Size: one method for each call of the CRI.
+// Size: it has more methods than other types because it needs one for each call of the CRI.
 type Runtime struct {
 	runtimeapi.RuntimeServiceClient
 	runtimeapi.ImageServiceClient
@@ -98,8 +98,8 @@ func (r *Runtime) Pin(image string, pinned bool) {
 // Client returns a CRI client whose calls the fake runtime handles directly.
 func (r *Runtime) Client() *cri.Client { return &cri.Client{Runtime: r, Images: r} }
 
-// Fail makes calls of the CRI method fail with err until Fail is called with nil. Only methods that record
-// their calls and some others support it.
+// Fail makes calls of the CRI method, such as "StartContainer", fail with err until Fail is called with nil. It has
+// no effect on methods whose implementation neither calls recordCall nor reads r.failing.
 func (r *Runtime) Fail(method string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

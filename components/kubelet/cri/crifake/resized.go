@@ -7,7 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// UpdatePodSandboxResources records the call and the resources, for Resized.
+// UpdatePodSandboxResources records the call and stores the request, which Resized returns. It changes no limits.
 func (r *Runtime) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest, _ ...grpc.CallOption) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

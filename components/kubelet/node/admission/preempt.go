@@ -23,9 +23,9 @@ type insufficientResource struct {
 	requested, used, capacity int64
 }
 
-// insufficientResources returns the resources that do not suffice for pod if the pods in others already run
-// on the node, by name; pods, the number of pods, comes first. Resources of device plugins and DRA drivers
-// are not included.
+// insufficientResources returns the resources of which the node has too little to run pod in addition to the pods
+// in others. The number of pods comes first, then the resources sorted by name. Resources of device plugins and DRA
+// drivers are not included, because their managers check them.
 func (a *Admitter) insufficientResources(pod *v1.Pod, others []*v1.Pod) []insufficientResource {
 	var out []insufficientResource
 	look := func(name v1.ResourceName, requested, used, capacity int64) {
@@ -87,9 +87,9 @@ func providedByClaim(pod *v1.Pod, name v1.ResourceName) bool {
 // preemption fails.
 const preemptionFailedPrefix = "Unexpected error while attempting to recover from admission failure: "
 
-// PreemptForResize preempts pods for the resize of a critical pod, and waits until they have terminated. made
-// is true if resources were freed. Otherwise why is the reason for which the resize is deferred: message, or
-// why preemption has failed. It implements pods.Admitter.
+// PreemptForResize preempts pods so that the deferred resize of a critical pod fits, and waits until they have
+// terminated. made is true if resources were freed. Otherwise why is the message of the pod's resize condition:
+// message, which says what the resize lacks, or why the preemption has failed. It implements pods.Admitter.
 func (a *Admitter) PreemptForResize(ctx context.Context, pod *v1.Pod, message string) (made bool, why string) {
 	if !pods.IsCritical(pod) {
 		return false, message

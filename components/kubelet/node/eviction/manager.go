@@ -235,7 +235,8 @@ func (m *Manager) synchronize(ctx context.Context) ([]<-chan struct{}, error) {
 	return ended, err
 }
 
-// due reports whether list has a threshold of the same signal as t.
+// due reports whether list has a threshold of the signal of t. The caller passes the thresholds that require an
+// eviction, to find out which signals are still below their thresholds after disk space was reclaimed.
 func (m *Manager) due(list []Threshold, t Threshold) bool {
 	return slices.ContainsFunc(list, func(o Threshold) bool { return o.Signal == t.Signal })
 }
@@ -321,7 +322,8 @@ func (m *Manager) evictFirst(ctx context.Context, t Threshold, now map[Signal]Ob
 }
 
 // evict terminates a pod with a grace period in seconds and emits an event with message and annotations. The
-// channel is closed when the pod has terminated. disrupted is that of Config.Evict.
+// channel is closed when the pod has terminated. disrupted is true if the node is under pressure, so that the pod
+// gets the condition DisruptionTarget, and false if the pod exceeds its own storage limit.
 func (m *Manager) evict(pod *v1.Pod, grace int64, message string, annotations map[string]string, disrupted bool) <-chan struct{} {
 	m.cfg.Log.Warn("evicting pod, its controller may create a replacement", "pod", pod.Namespace+"/"+pod.Name, "message", message)
 	ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}

@@ -37,8 +37,8 @@ type Candidate struct {
 	Measured bool
 }
 
-// usage returns the pod's usage of the resource short. For disk resources only the files of the kinds of
-// count.
+// usage returns how much of the resource short, which the node is short of, the pod uses. For disk space and inodes
+// it counts only the files of the kinds in of. It returns 0 for resources of which pods have no usage.
 func (c *Candidate) usage(short v1.ResourceName, of parts) int64 {
 	switch short {
 	case v1.ResourceMemory:

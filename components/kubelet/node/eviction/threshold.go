@@ -206,8 +206,8 @@ func parseValue(text string) (Value, error) {
 // Observation is the measured value of a signal, in bytes, inodes or processes.
 type Observation struct{ Available, Capacity int64 }
 
-// State is what must be remembered between two measurements. The zero value is the state of a node that has
-// just started.
+// State is what the eviction manager remembers from one measurement to the next: since when each threshold has been
+// met, and which pressure conditions the node has. The zero value is the state of a node that has just started.
 type State struct {
 	// first is since when each threshold is met, by its index, and last is when a threshold of each condition
 	// was last met.
@@ -290,8 +290,9 @@ func urgency(t Threshold) int {
 	return n
 }
 
-// thresholdMet reports whether less than the threshold is available. With reclaim, the minimum reclaim is
-// added to the threshold. A signal that was not measured is not met.
+// thresholdMet reports whether less of the signal of t is available than the threshold. With reclaim, the
+// configured minimum reclaim is added to the threshold, so that an eviction frees more than is just necessary. It
+// returns false if the signal was not measured.
 func thresholdMet(t Threshold, now map[Signal]Observation, reclaim bool) bool {
 	o, ok := now[t.Signal]
 	if !ok {

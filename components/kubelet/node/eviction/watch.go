@@ -40,9 +40,10 @@ func NewMemoryWatch(dir string) *MemoryWatch {
 // C returns a channel that receives a value when memory may be low.
 func (w *MemoryWatch) C() <-chan struct{} { return w.fired }
 
-// Arm requests a notification for when left more bytes of memory are in use. It replaces the previous request
-// if that differs much. With PSI, left is ignored and the request remains. If left is not positive, nothing
-// is requested. It returns an error if the kernel rejects the request.
+// Arm requests a notification for when memory usage has grown by left bytes, at which the eviction threshold is
+// met. It replaces the previous request if that differs much. With PSI, left is ignored and an existing request
+// remains. If left is not positive, the threshold is met already and nothing is requested. It returns an error if
+// the kernel rejects the request.
 func (w *MemoryWatch) Arm(left int64) error {
 	if w.dir == "" {
 		if w.file != nil {
@@ -81,7 +82,7 @@ func (w *MemoryWatch) alive() bool {
 	}
 }
 
-// armThreshold requests a notification, once, for when at bytes of memory are in use, on cgroup v1.
+// armThreshold requests one notification, on cgroup v1, for when memory usage reaches at bytes.
 //
 // https://docs.kernel.org/admin-guide/cgroup-v1/memory.html#memory-thresholds
 func (w *MemoryWatch) armThreshold(at int64) error {

@@ -15,7 +15,9 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// hostCgroups returns the manager of the host's cgroups, which also exists if pods have no cgroups.
+// hostCgroups returns the manager of the host's cgroup hierarchy: that of the pods' cgroups or, if the kubelet is
+// configured not to create cgroups for pods, a new one. The kubelet and system processes have cgroups in both
+// cases.
 func (h *Host) hostCgroups() (*cgroup.Manager, error) {
 	if h.cfg.Pods != nil {
 		return h.cfg.Pods, nil

@@ -23,7 +23,7 @@ const (
 	busyRotationInterval = 1100 * time.Millisecond
 )
 
-// Containers rotates logs, and removes exited containers and logs that pods leave behind.
+// Containers rotates logs, and removes exited containers and the logs of pods that were deleted.
 type Containers interface {
 	// Collect rotates logs and removes exited containers. It reports whether a log was rotated, so that it
 	// must be called again soon.

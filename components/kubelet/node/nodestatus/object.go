@@ -44,7 +44,8 @@ func (o *Object) set(node *v1.Node) {
 	o.node = node
 }
 
-// replace stores the Node if it is newer than the current one or another object, and reports whether it is.
+// replace stores the Node if it is newer than the stored one, or has another UID because the Node was deleted and
+// created again. It reports whether it has stored the Node.
 func (o *Object) replace(node *v1.Node) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -39,7 +39,8 @@ func (r Readiness) Reasons() []string {
 	return nil
 }
 
-// Run waits until pods can reach services, calls Changed, and returns. It returns early when ctx is done.
+// Run waits until ServicesReady is closed: pods can reach services. It then calls Changed, so that the Node becomes
+// ready, and returns. It returns early when ctx is done, and immediately if ServicesReady is nil.
 func (r Readiness) Run(ctx context.Context) error {
 	if r.ServicesReady == nil {
 		return nil

@@ -83,7 +83,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// node implements the functions of eviction.Config for this node.
+// node has the functions by which the eviction manager measures this node, evicts pods and frees disk space: those
+// of eviction.Config.
 type node struct{ Config }
 
 // New returns the manager of node-pressure eviction of this node. containerfs thresholds are ignored. If the
@@ -280,8 +281,8 @@ func (n node) evict(pod *v1.Pod, grace int64, message string, disrupted bool) <-
 // discardTimeout is the timeout for the removal of the containers of terminated pods.
 const discardTimeout = 30 * time.Second
 
-// freeDisk removes what what specifies: exited containers and those of terminated pods, and unused images. It
-// returns the errors of all steps.
+// freeDisk removes the files that what selects: with Containers, exited containers and the containers and logs of
+// terminated pods; with Images, unused images. It returns the errors of all steps.
 func (n node) freeDisk(ctx context.Context, what eviction.Reclaim) error {
 	var err error
 	if what.Containers {

@@ -52,7 +52,8 @@ type logind struct{ conn *dbus.Conn }
 // Close closes the connection to the system bus.
 func (l *logind) Close() error { return l.conn.Close() }
 
-// call calls the method member of the interface face of logind, which must return one value.
+// call calls a D-Bus method of logind and returns the single value of its response; any other number of values is
+// an error. face is the D-Bus interface and member the name of the method.
 func (l *logind) call(ctx context.Context, face, member string, args ...any) (any, error) {
 	out, err := l.conn.Call(ctx, dbus.Call{Destination: loginName, Path: loginPath, Interface: face, Member: member, Args: args})
 	if err == nil && len(out) != 1 {
@@ -89,7 +90,8 @@ func (l *logind) Reload(ctx context.Context) error {
 	return nil
 }
 
-// Inhibit takes an inhibitor lock of the mode "delay".
+// Inhibit takes an inhibitor lock of logind with the mode "delay": logind delays a shutdown of the machine until
+// the lock is closed or its maximum delay has passed.
 func (l *logind) Inhibit(ctx context.Context) (io.Closer, error) {
 	out, err := l.call(ctx, loginManager, "Inhibit", "shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")
 	lock, ok := out.(*os.File)
@@ -102,7 +104,8 @@ func (l *logind) Inhibit(ctx context.Context) (io.Closer, error) {
 	return lock, nil
 }
 
-// Events subscribes to the signal PrepareForShutdown. The channel is also closed when ctx is done.
+// Events returns a channel that receives true when a shutdown of the machine begins and false when it was canceled,
+// from logind's signal PrepareForShutdown. The channel is closed when the connection fails or ctx is done.
 func (l *logind) Events(ctx context.Context) (<-chan bool, error) {
 	if err := l.conn.Match(ctx, "type='signal',path='"+loginPath+"',interface='"+loginManager+"',member='"+prepare+"'"); err != nil {
 		return nil, fmt.Errorf("subscribing to signals of logind: %w", err)

@@ -79,8 +79,8 @@ type times struct {
 	End   time.Time `json:"endTime"`
 }
 
-// New returns a Manager, which does nothing before Run. It reads the times of the last shutdown from the file
-// State.
+// New returns a Manager, which does nothing before Run. It reads the times of the last shutdown, for metrics, from
+// the file at the path cfg.State.
 func New(cfg Config) *Manager {
 	if cfg.Connect == nil {
 		cfg.Connect = Connect
@@ -94,7 +94,7 @@ func New(cfg Config) *Manager {
 	return m
 }
 
-// decode decodes the content of the file State.
+// decode decodes the JSON file in which record has stored the times of the last shutdown.
 func decode(raw []byte) (times, error) {
 	var t times
 	if err := json.Unmarshal(raw, &t); err != nil {
@@ -295,7 +295,8 @@ func (m *Manager) terminatePods(ctx context.Context) {
 	m.record(times{Start: start, End: time.Now()})
 }
 
-// record stores the times of a shutdown, also in the file State for the next kubelet.
+// record stores the times of a shutdown, and writes them to the file at the path cfg.State, from which the next
+// kubelet reads them for its metrics. An error is only logged.
 func (m *Manager) record(t times) {
 	m.mu.Lock()
 	m.times = t

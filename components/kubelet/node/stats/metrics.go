@@ -8,7 +8,8 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// collector is a Prometheus collector that computes metrics from a Summary on each scrape.
+// collector is a Prometheus collector that computes metrics from a Summary on each scrape. emit sends them, and bad
+// describes the metric that is 1 after an error.
 type collector struct {
 	p    *Provider
 	emit func(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric)
@@ -19,8 +20,8 @@ type collector struct {
 // check them.
 func (collector) Describe(chan<- *prometheus.Desc) {}
 
-// Collect sends the metrics of the current Summary to ch. If the Summary cannot be computed, it only sends
-// the metric bad with the value 1.
+// Collect sends the metrics of the current Summary to ch, and the metric that bad describes with the value 0. If
+// the Summary cannot be computed, it sends only that metric, with the value 1. Without bad, it sends nothing then.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

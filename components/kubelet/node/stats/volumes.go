@@ -68,8 +68,8 @@ func (s *Volumes) All(ctx context.Context) map[types.UID][]statsv1alpha1.VolumeS
 	return out
 }
 
-// measureVolumes measures the volumes of a pod. made are its volumes that are set up, by name. Volumes that
-// cannot be measured are omitted, as are those without own usage, such as host paths.
+// measureVolumes measures the volumes of a pod that are set up, which made has by volume name. It omits volumes
+// that cannot be measured, and those without their own usage, such as host paths.
 func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Result, now time.Time) []statsv1alpha1.VolumeStats {
 	var out []statsv1alpha1.VolumeStats
 	for i := range pod.Spec.Volumes {

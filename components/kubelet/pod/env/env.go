@@ -23,8 +23,9 @@ type Objects interface {
 	Secret(ctx context.Context, namespace, name string) (*v1.Secret, error)
 }
 
-// Input is the input of Make. Services are the variables of the pod's Services, At its addresses, and
-// Allocatable the allocatable resources of the node.
+// Input is the input of Make. Services are the variables that describe the cluster's Services, At has the addresses
+// for status.podIP and similar fieldRefs, and Allocatable has the node's allocatable resources, which are the
+// default of limits.
 type Input struct {
 	Pod         *v1.Pod
 	Container   *v1.Container

@@ -18,7 +18,8 @@ type backoffs struct {
 	byKey map[string]backoff
 }
 
-// backoff is the back-off since the last failure at updated.
+// backoff is the back-off of one image in one pod: no pull is tried for delay after updated, the time of the last
+// failure.
 type backoff struct {
 	delay     time.Duration
 	updated   time.Time
@@ -28,8 +29,8 @@ type backoff struct {
 // expired reports whether the last failure is so long ago that the next one starts with pullBase again.
 func (b *backoff) expired(now time.Time) bool { return now.Sub(b.updated) > 2*pullMax }
 
-// backoffUntil returns until when pulls of key must wait, and the text of its last error. The time is zero if
-// a pull may start.
+// backoffUntil returns until when pulls must wait, and the text of the last error. key is the pod's UID and the
+// image. The time is zero if a pull may start.
 func (s *backoffs) backoffUntil(key string, now time.Time) (until time.Time, last string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -40,8 +41,8 @@ func (s *backoffs) backoffUntil(key string, now time.Time) (until time.Time, las
 	return until, b.lastError
 }
 
-// increase doubles the back-off of key after a failure at now. text is the error. It also removes all expired
-// back-offs.
+// increase doubles the back-off of key, the pod's UID and the image, after a pull has failed at now. The first
+// failure sets it to pullBase. text is the error. It also removes all expired back-offs.
 func (s *backoffs) increase(key, text string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +61,7 @@ func (s *backoffs) increase(key, text string, now time.Time) {
 	s.byKey[key] = backoff{delay, now, text}
 }
 
-// reset removes the back-off of key after a success.
+// reset removes the back-off of key, the pod's UID and the image, after a successful pull.
 func (s *backoffs) reset(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

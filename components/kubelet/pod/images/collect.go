@@ -232,8 +232,8 @@ func (c *Collector) addMounted(ctx context.Context, id string, refs map[string]b
 	return nil
 }
 
-// observe lists the images and updates seen. It returns the images and the IDs of those that containers use.
-// The caller must hold mu.
+// observe lists the images and updates c.seen, which has the times at which each image was first observed and last
+// used. It returns the images and the IDs of those that containers use. The caller must hold mu.
 func (c *Collector) observe(ctx context.Context) ([]*runtimeapi.Image, map[string]bool, error) {
 	resp, err := c.CRI.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
 	if err != nil {

@@ -148,8 +148,8 @@ func (p *Puller) Ensure(ctx context.Context, r Request) (ref string, err error) 
 	return present.Id, nil
 }
 
-// failed emits an event and returns an Error that may be retried after pullBase. event is the reason of the
-// event, reason that of the container.
+// failed emits a Warning event with the reason event and the message msg. It returns an Error with the reason and
+// msg, which become those of the waiting container. The caller may retry after pullBase.
 func (p *Puller) failed(r *Request, event, reason, msg string) *Error {
 	r.Event(true, event, msg)
 	return &Error{Reason: reason, Message: msg, RetryAt: p.Now().Add(pullBase)}

@@ -59,7 +59,8 @@ type key struct {
 	source int
 }
 
-// credential is the certificate of one projected volume source of a pod.
+// credential is the certificate of one projected volume source of a pod with its private key, and the pending
+// PodCertificateRequest for the next certificate, if any.
 type credential struct {
 	mu         sync.Mutex // held while a call uses the credential
 	key, chain []byte
@@ -77,7 +78,8 @@ type credential struct {
 	state atomic.Pointer[state]
 }
 
-// state is the state of a credential.
+// state is a copy of the fields of a credential from which metrics are computed. It can be read without the
+// credential's lock, which a call holds while it waits for the signer.
 type state struct {
 	refused          string // "denied", "failed" or ""
 	refresh, expires time.Time
@@ -148,8 +150,8 @@ func (i *Issuer) Credential(ctx context.Context, pod *v1.Pod, volume string, sou
 // overdueAfter is how long the renewal of a certificate may be overdue before a warning is emitted.
 const overdueAfter = 10 * time.Minute
 
-// warn emits a Warning event, once each, if the certificate is overdue for renewal or has expired. The caller
-// must hold c.mu.
+// warn emits a Warning event if the renewal of the certificate in c is overdue, and one if the certificate has
+// expired. Each event is emitted once. The caller must hold c.mu.
 func (i *Issuer) warn(c *credential, pod *v1.Pod, now time.Time) {
 	if c.chain == nil || i.Warn == nil {
 		return

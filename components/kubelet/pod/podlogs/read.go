@@ -29,7 +29,8 @@ type Options struct {
 	Done <-chan struct{}
 }
 
-// errLimit stops a Read. It is not returned to callers.
+// errLimit is returned by the internal functions that write lines when the requested number of bytes is written.
+// Read then returns nil.
 var errLimit = errors.New("limit reached")
 
 // Read writes the text of the log at path to the writers of its streams. A stream with a nil writer is

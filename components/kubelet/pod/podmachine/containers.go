@@ -22,8 +22,8 @@ type Containers struct {
 	crashed map[string]time.Time // end of the restart back-off last reported, by container name
 }
 
-// withHooks adds the running postStart hooks to health, the probe results by container ID, and returns it. It
-// allocates a map only if health is nil.
+// withHooks marks, in health, the containers whose postStart hook is running, and returns health. health has the
+// probe results by container ID. If it is nil, a map is allocated only if a hook is running.
 func (c *Containers) withHooks(health map[string]podstate.Health) map[string]podstate.Health {
 	if len(c.hooks) > 0 && health == nil {
 		health = make(map[string]podstate.Health, len(c.hooks))
@@ -36,15 +36,16 @@ func (c *Containers) withHooks(health map[string]podstate.Health) map[string]pod
 	return health
 }
 
-// update applies change to the slot of the container of that name.
+// update applies change to what the kubelet remembers about the container of that name, such as its restart
+// back-off, and stores the result.
 func (c *Containers) update(name string, change func(*podstate.Slot)) {
 	slot := c.Slots[name]
 	change(&slot)
 	c.Slots[name] = slot
 }
 
-// retry makes failed starts of containers be retried immediately: those that wait with the reason, or all if
-// it is empty.
+// retry makes the next step retry failed starts immediately instead of at their retry time: those of the containers
+// that wait with the reason or, if reason is empty, of all containers.
 func (c *Containers) retry(reason string) {
 	for name, s := range c.Slots {
 		if !s.RetryAt.IsZero() && (reason == "" || s.Waiting != nil && s.Waiting.Reason == reason) {
@@ -57,7 +58,8 @@ func (c *Containers) retry(reason string) {
 // HookRunning reports whether the postStart hook of a container is running.
 func (c *Containers) HookRunning(id string) bool { return c.hooks[id] }
 
-// SandboxCreated adds the sandbox that the operation has just created. All others count as stopped.
+// SandboxCreated adds the sandbox box, which the operation in progress has just created, as the newest one. All
+// others count as stopped.
 func (c *Containers) SandboxCreated(box podstate.Sandbox) {
 	c.Generation++
 	for i := range c.Observed.Sandboxes {
@@ -66,8 +68,9 @@ func (c *Containers) SandboxCreated(box podstate.Sandbox) {
 	c.Observed.Sandboxes = append([]podstate.Sandbox{box}, c.Observed.Sandboxes...)
 }
 
-// Created adds the container st, which was just created, and stores its back-off crash. From then on the
-// restart back-off applies to that container; before, its start would be attributed to its predecessor.
+// Created adds the container st, which was just created, and stores crash, the restart back-off that applies when
+// st exits. It must be called only after the creation: earlier, the start would be attributed to the previous
+// container of the same name.
 func (c *Containers) Created(st podstate.Container, crash podstate.BackOff) {
 	c.Generation++
 	c.update(st.Name, func(s *podstate.Slot) { s.Crash, s.Next = crash, 0 })
@@ -130,8 +133,9 @@ func (c *Containers) Failed(name, reason, message string, retryAt time.Time) {
 	})
 }
 
-// CreateFailed records that the creation of a container has failed, although it may exist
-// nevertheless.
+// CreateFailed records that the runtime has returned an error for the creation of a container. If the runtime has
+// the container nevertheless, for example after a timeout, the container is then started without waiting for the
+// retry time.
 func (c *Containers) CreateFailed(name string) {
 	c.update(name, func(s *podstate.Slot) { s.CreateFailed = true })
 }
@@ -142,8 +146,9 @@ func (c *Containers) forceRestart(name, id string) {
 	c.update(name, func(s *podstate.Slot) { s.ForceRestart = id })
 }
 
-// keepAttempts stores the next attempt numbers of containers that are going to be removed for
-// RestartAllContainers, because the runtime will not report them any more. It resets the rest of their slots.
+// keepAttempts stores the next attempt number of each of the containers ids, which are going to be removed because
+// a restart rule restarts all containers. The runtime will not report their attempts any more. Everything else that
+// the kubelet remembers about these containers, such as the restart back-off, is reset.
 func (c *Containers) keepAttempts(ids []string) {
 	for _, id := range ids {
 		if st := c.Observed.ByID(id); st != nil {
@@ -155,8 +160,8 @@ func (c *Containers) keepAttempts(ids []string) {
 // crashLoopBackOff is the reason of waiting containers in restart back-off.
 const crashLoopBackOff = "CrashLoopBackOff"
 
-// crashLoop stores the state CrashLoopBackOff for a container whose restart b is in back-off, and adds an
-// event to d for each new back-off.
+// crashLoop stores the state CrashLoopBackOff for the container that b describes, whose restart must wait, and adds
+// an event to d for each new back-off.
 func (c *Containers) crashLoop(pod *v1.Pod, b podstate.Wait, d *Decision) {
 	slot := c.Slots[b.Name]
 	if slot.Waiting != nil && slot.Waiting.Reason == crashLoopBackOff && c.crashed[b.Name].Equal(b.Until) {
@@ -196,7 +201,8 @@ type Volumes struct {
 	RefreshAt time.Time
 }
 
-// Updating records that the setup of the volumes begins: later changes make them stale.
+// Updating clears Stale when the setup of the volumes begins. A ConfigMap that changes during the setup then marks
+// the volumes as stale again, so that another update follows.
 func (v *Volumes) Updating() { v.Stale = false }
 
 // Updated records that all volumes are set up, and that they must be updated at refreshAt; zero means never.

@@ -210,8 +210,9 @@ func (m *Machine) NextInput(now time.Time, health map[string]podstate.Health) po
 	}
 }
 
-// stepSync decides for a pod that is not terminating: it computes the plan and starts an operation if one is
-// required and none is in progress. A complete pod becomes Terminating.
+// stepSync decides for a pod that is not terminating: it computes which containers to stop and to start
+// (podstate.Next), and starts an operation if one is required and none is in progress. If no container runs or will
+// be started any more, the pod becomes Terminating.
 func (m *Machine) stepSync(in Input, d *Decision) {
 	plan := podstate.Next(m.NextInput(in.Now, in.Health))
 	if plan.Finished && m.Operation == None {
@@ -243,8 +244,8 @@ func (m *Machine) stepSync(in Input, d *Decision) {
 	}
 }
 
-// stepRestartAll removes the containers of the plan, in order to restart them all, when they are stopped. A
-// failed removal is retried after removeRetryInterval.
+// stepRestartAll begins the removal of the containers in plan.Remove when all containers are stopped, because a
+// restart rule restarts all containers. A failed removal is retried after removeRetryInterval.
 func (m *Machine) stepRestartAll(plan *podstate.Plan, now time.Time, d *Decision) {
 	switch {
 	case m.Operation != None || len(m.Kills) > 0 || m.Containers.Observed.AnyRunning() && len(plan.Kill) > 0:
@@ -256,8 +257,9 @@ func (m *Machine) stepRestartAll(plan *podstate.Plan, now time.Time, d *Decision
 	}
 }
 
-// stepStart begins an operation: the start of the plan's containers or, if there are none, a resize or an
-// update of the volumes, if required. No operation may be in progress.
+// stepStart begins an operation: the start of the containers in plan.Start, in a new sandbox if required. If there
+// is nothing to start, it begins a resize or an update of the volumes, if required. No operation may be in
+// progress.
 func (m *Machine) stepStart(plan *podstate.Plan, in Input, d *Decision) {
 	starts := plan.Start[:0:0]
 	for _, s := range plan.Start {

@@ -128,8 +128,8 @@ func PodLevelResources(pod *v1.Pod) *v1.ResourceRequirements {
 	return pod.Spec.Resources.DeepCopy()
 }
 
-// InitLevel initializes the actual pod-level resources on its first call: those of the spec or, if a resize
-// was pending before the kubelet's restart, those of last, the last status.
+// InitLevel initializes the actual pod-level resources on its first call: those of the spec or, if a resize was
+// pending before the kubelet's restart, those of last, the pod's status in the API.
 func (r *Resize) InitLevel(pod *v1.Pod, last *v1.PodStatus) {
 	if r.Level != nil {
 		return

@@ -60,9 +60,9 @@ type Kill struct {
 // can start.
 const minPodGrace = 1
 
-// grace returns the grace period in seconds of the container with that ID. While the pod is not terminating,
-// it is that of the failed probe or of the pod spec. While the pod is terminating, that of the deletion takes
-// precedence, and a verdict can only shorten it.
+// grace returns the grace period in seconds of the container with that ID. While the pod is not terminating, it is
+// that of the failed probe or of the pod spec. While the pod is terminating, the grace period of the deletion takes
+// precedence, and a decision of the kubelet, such as an eviction, can only shorten it.
 func (m *Machine) grace(id string) int64 {
 	grace := int64(30)
 	if m.Pod.Spec.TerminationGracePeriodSeconds != nil {
@@ -104,8 +104,10 @@ func probeGrace(pod *v1.Pod, st *podstate.Container, h podstate.Health) *int64 {
 	return nil
 }
 
-// kill records that the container with that ID is being stopped and returns the kill, or nil if it does not
-// exist or is already being stopped with the same or a shorter grace period. grace is in seconds.
+// kill records that the container with that ID is being stopped and returns what to stop, or nil if the container
+// does not exist or is already being stopped with the same or a shorter grace period. message is that of the event,
+// and grace is in seconds. ordered is true for a sidecar whose stop signal waits until the containers before it in
+// the order of termination have exited.
 func (m *Machine) kill(id, message string, grace int64, ordered bool) *Kill {
 	st := m.Containers.Observed.ByID(id)
 	if st == nil {

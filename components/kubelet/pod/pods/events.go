@@ -220,8 +220,9 @@ func (m *Manager) poll(ctx context.Context) {
 	}
 }
 
-// list returns what make_ returns for each sandbox and container of the runtime, by ID. uid is the UID of its
-// pod. The states of sandboxes begin at 100, so that they differ from those of containers.
+// list lists all sandboxes and containers of the runtime and returns what make_ returns for each of them, by ID.
+// uid is the UID of the pod, and state the CRI state; 100 is added to that of sandboxes, so that it differs from
+// the states of containers. It returns an error if the runtime fails.
 func (m *Manager) list(ctx context.Context, make_ func(id, uid string, state int32) any) (map[string]any, error) {
 	out := map[string]any{}
 	boxes, err := m.host.CRI.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})

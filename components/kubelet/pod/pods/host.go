@@ -9,8 +9,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// host has the configuration and the dependencies that all workers share, and the parts that only
-// translate or act on the node, by topic.
+// host has what the workers of all pods share: the configuration and dependencies of the Manager, and objects that
+// compute or act without the state of a pod, such as the translation of pods to CRI requests.
 type host struct {
 	Config
 	*podEvents
@@ -24,8 +24,8 @@ type host struct {
 	options podmachine.Options
 }
 
-// newHost returns the host of the workers of one Manager. It replaces nil fields of cfg that may be nil by
-// their defaults.
+// newHost returns the host that all workers of one Manager share. It sets the fields of cfg that may be nil to
+// their defaults, such as a Registry without pods.
 func newHost(cfg Config) *host {
 	if cfg.Registry == nil {
 		cfg.Registry = NewRegistry()

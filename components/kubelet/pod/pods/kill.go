@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// stopping is a container that is being stopped by a goroutine.
+// stopping is a container that is being stopped. Its goroutine runs the preStop hook, waits for the sidecar's turn
+// if the container is a sidecar, and stops the container through the runtime.
 type stopping struct {
 	podmachine.Kill
 	w      *worker
@@ -32,9 +33,9 @@ type stopping struct {
 // hook or waiting for other containers has used up the grace period.
 const minGrace = 2
 
-// startStop stops a container in a separate goroutine, as the machine has decided by k. If the container is
-// already being stopped, the new stop, which has a shorter grace period, replaces that in progress. The
-// machine is notified when the container was stopped. The caller must hold w.mu.
+// startStop stops the container that k names in a separate goroutine. If the container is already being stopped,
+// the new stop, which has a shorter grace period, replaces the one in progress. When the container was stopped, the
+// pod's state machine is notified and the worker is woken. The caller must hold w.mu.
 func (w *worker) startStop(ctx context.Context, k podmachine.Kill) {
 	if before := w.stops[k.ID]; before != nil {
 		before.cancel()

@@ -12,8 +12,8 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// freshness records which state of a pod the worker must read from the runtime in its next step. The worker's
-// mu guards it.
+// freshness records which part of a pod's state in the runtime is out of date, so that the worker must read it in
+// its next step: everything or single containers. The worker's mu guards it.
 type freshness struct {
 	all bool            // all state must be read
 	ids map[string]bool // the state of these containers must be read
@@ -21,9 +21,10 @@ type freshness struct {
 	unresponsiveSince time.Time
 }
 
-// handle records what must be read after an event of the runtime about the container or sandbox id. o is the
-// state observed last. operating: an operation is in progress, which itself observes the containers that it
-// creates. wake is true if the worker must read the state immediately.
+// handle records what the worker must read after an event of the runtime about the container or sandbox id. o is
+// the state that the worker has observed last. operating is true while an operation on the pod is in progress,
+// because that operation itself observes the containers that it creates. wake is true if the worker must read the
+// state immediately.
 func (f *freshness) handle(id string, kind runtimeapi.ContainerEventType, o *podstate.Observed, operating bool) (wake bool) {
 	stopped := kind == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT
 	c := o.ByID(id)
@@ -57,9 +58,9 @@ func (f *freshness) handle(id string, kind runtimeapi.ContainerEventType, o *pod
 	return wake
 }
 
-// take returns what must be read from the runtime, and clears the record. all means everything, otherwise ids
-// are the containers. known is the state observed last. If operating, containers that the operation in
-// progress has not added yet remain recorded.
+// take returns what the worker must read from the runtime, and clears the record. If all is true, everything must
+// be read, otherwise the containers ids. known is the state observed last. With operating, an operation on the pod
+// is in progress: containers that it has created but not yet added to known stay recorded for a later step.
 func (f *freshness) take(known *podstate.Observed, operating bool) (all bool, ids map[string]bool) {
 	all, ids = f.all, f.ids
 	f.all, f.ids = false, map[string]bool{}

@@ -23,9 +23,10 @@ import (
 // isNotFound reports whether err, or the error that it wraps directly, is the runtime's NotFound.
 func isNotFound(err error) bool { return cri.IsNotFound(errors.Unwrap(err)) || cri.IsNotFound(err) }
 
-// startOperation starts an operation in a separate goroutine, which reports its outcome to the machine.
-// Starting the pod and updating volumes also register the ConfigMaps and Secrets of the pod for updates. The
-// caller must hold w.mu, and no other operation may be in progress.
+// startOperation starts the operation o that the pod's state machine has decided on, in a separate goroutine, which
+// reports the outcome to the state machine. Starting the pod and updating its volumes also begin to watch the
+// ConfigMaps and Secrets of the pod. The caller must hold w.mu, and no other operation on the pod may be in
+// progress.
 func (w *worker) startOperation(ctx context.Context, o podmachine.Operation) {
 	ctx, cancel := context.WithCancel(ctx)
 	w.cancelOperation = cancel
@@ -53,9 +54,9 @@ func (w *worker) startOperation(ctx context.Context, o podmachine.Operation) {
 // errStillRunning is the error of a step of the termination that has found running processes.
 var errStillRunning = errors.New("processes of the pod are still running")
 
-// finish reports to the machine that the operation of that kind has finished, logs a failure, and wakes the
-// worker. err is the result of the operation. If the operation was cancelled or may have had an unobserved
-// effect, the worker reads all state from the runtime.
+// finish reports to the pod's state machine that the operation of that kind has finished, logs a failure, and wakes
+// the worker. err is the result of the operation. If the operation was cancelled or may have had an unobserved
+// effect, the worker reads the whole state of the pod from the runtime.
 func (w *worker) finish(ctx context.Context, kind podmachine.OperationKind, err error) {
 	outcome := podmachine.Succeeded
 	switch {
@@ -102,8 +103,8 @@ type starter struct {
 	pod *v1.Pod
 }
 
-// start is the operation podmachine.Start with its metrics and trace span: it sets up the pod, if required in
-// a new sandbox, and starts the containers of starts. plan is the machine's plan.
+// start executes the operation podmachine.Start and records its metrics and trace span: it sets up the volumes and,
+// if plan requires it, a new sandbox, and starts the containers in starts.
 func (w *starter) start(ctx context.Context, plan *podstate.Plan, starts []podstate.Start) error {
 	began, kind := time.Now(), telemetry.Sync
 	if plan.NewSandbox && plan.Attempt == 0 {
@@ -116,9 +117,9 @@ func (w *starter) start(ctx context.Context, plan *podstate.Plan, starts []podst
 	return err
 }
 
-// operate sets up the volumes, creates the sandbox if the plan requires it, and starts the containers in
-// order. A failure before the containers increases the pod's back-off; the failure of a container is recorded
-// in its slot. Both are retried by later steps of the machine.
+// operate sets up the volumes, creates the sandbox if plan requires it, and starts the containers in starts in
+// order. A failure before the containers increases the back-off of the pod; the failure of a container delays only
+// that container. Both are retried by later steps of the worker.
 func (w *starter) operate(ctx context.Context, plan *podstate.Plan, starts []podstate.Start) error {
 	pod := w.pod
 	if network := w.host.Network; network != nil && !pod.Spec.HostNetwork {

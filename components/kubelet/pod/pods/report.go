@@ -67,7 +67,8 @@ func (r *reporter) observe(pod *v1.Pod) {
 // settled reports whether there is no status to send: the API has the current one or has rejected it.
 func (r *reporter) settled() bool { return r.halted || !r.dirty && !r.busy }
 
-// statusInput returns the current input of podstate.Status. The caller must hold the worker's mu.
+// statusInput returns the input from which podstate.Status computes the pod's status: the state of the pod's state
+// machine, the probe results, and the properties of the node. The caller must hold the worker's mu.
 func (r *reporter) statusInput(now time.Time) podstate.StatusInput {
 	w, m, h := r.worker, r.worker.machine, r.worker.host
 	in := podstate.StatusInput{

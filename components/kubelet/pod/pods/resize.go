@@ -18,9 +18,9 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// resize is the operation podmachine.ResizePod: it resizes the running pod, reports the result to the
-// machine, and emits the events that the machine decides on. A completed resize lets deferred resizes of
-// other pods be retried.
+// resize executes the operation podmachine.ResizePod: it resizes the running pod as req requests, reports the
+// result to the pod's state machine, and executes the decision that follows, such as events and restarts of
+// containers. After a successful resize, the deferred resizes of other pods are retried.
 func (w *worker) resize(ctx context.Context, req *podmachine.ResizeRequest) {
 	began := time.Now()
 	result := w.host.resizer.resize(ctx, req, func() {
@@ -49,8 +49,8 @@ func (w *worker) resize(ctx context.Context, req *podmachine.ResizeRequest) {
 	})
 }
 
-// containerLimits returns the CPU and memory limits that a container's cgroup should have according to the
-// pod spec. The machine compares them with the actual ones to detect a resize.
+// containerLimits returns the CPU and memory limits that a container's cgroup must have according to the pod spec.
+// podmachine compares them with the actual limits to decide whether the container must be resized.
 func (l *limiter) containerLimits(pod *v1.Pod, c *v1.Container) podstate.Resources {
 	r := l.containerResources(pod, c)
 	return podstate.Resources{CPUShares: r.CpuShares, CPUQuota: r.CpuQuota, CPUPeriod: r.CpuPeriod, MemoryLimit: r.MemoryLimitInBytes}

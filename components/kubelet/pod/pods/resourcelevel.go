@@ -16,8 +16,9 @@ import (
 
 const minMilliCPULimit = 10 // minQuota in the default period
 
-// statusResources returns the pod-level resources for the status: has are the actual ones, and given are the
-// allocated requests. The caller must hold the worker's mu.
+// statusResources returns the resources of the whole pod for its status: has are the actual ones
+// (status.resources), and given are the allocated requests (status.allocatedResources). The caller must hold the
+// worker's mu.
 //
 // https://kep.k8s.io/5419
 func (r *reporter) statusResources() (has *v1.ResourceRequirements, given v1.ResourceList) {

@@ -33,9 +33,9 @@ const (
 // it earlier.
 const startRetryInterval = 10 * time.Second
 
-// startContainer pulls the image, creates and starts one container, and runs its postStart hook. If it
-// returns an error, the container's slot has the reason and the time of the retry, unless ctx is done or the
-// runtime is unavailable.
+// startContainer pulls the image, creates and starts one container, and runs its postStart hook. If that fails, it
+// records why the container waits and when the start is retried, except if ctx is done or the runtime is
+// unavailable: then the whole operation is repeated later.
 func (w *starter) startContainer(ctx context.Context, s podstate.Start) error {
 	c, kind := podstate.Find(w.pod, s.Name)
 	if c == nil {
@@ -55,8 +55,8 @@ type attempt struct {
 	kind      podstate.Kind
 }
 
-// run creates the container unless the plan has one that was created before, starts it when the pod's network
-// policies are in force, and runs the postStart hook.
+// run creates the container, unless an earlier attempt has created it without starting it, starts it when the pod's
+// network policies are in force, and runs the postStart hook. Its errors are those described for attempt.
 func (a *attempt) run(ctx context.Context) error {
 	a.mu.Lock()
 	box := a.machine.Containers.Observed.Sandbox()
@@ -230,8 +230,9 @@ func (a *attempt) started(ctx context.Context, id string, cfg *runtimeapi.Contai
 	}
 }
 
-// fail records in the container's slot why it waits and until when; the zero time means that only the restart
-// back-off applies. Nothing is recorded if ctx is done. It returns a startFailure.
+// fail records with which reason and message the container waits, and that its start is not retried before retryAt.
+// The zero time means that only the restart back-off applies. Nothing is recorded if ctx is done. It returns a
+// startFailure.
 func (a *attempt) fail(ctx context.Context, reason, message string, retryAt time.Time) error {
 	if ctx.Err() == nil {
 		a.update(func() {
@@ -280,9 +281,10 @@ func (a *attempt) removeStale(ctx context.Context) error {
 	return nil
 }
 
-// observeCreated adds the container id, which was just created in the sandbox, to the observed state. From
-// then on the restart back-off applies to that container; before, its start would be attributed to its
-// predecessor. If its state cannot be read, the worker reads everything in its next step.
+// observeCreated adds the container id, which was just created in the sandbox, to the observed state of the pod.
+// The restart back-off that was computed for this start is stored together with it: earlier, the start would be
+// attributed to the previous container of the same name. If the runtime does not return its state, the worker reads
+// the state of the whole pod in its next step.
 func (a *attempt) observeCreated(ctx context.Context, id, sandbox string) error {
 	st, err := a.host.CRI.Container(ctx, id)
 	if err != nil {

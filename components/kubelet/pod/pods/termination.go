@@ -26,7 +26,8 @@ type terminator struct {
 	pod *v1.Pod
 }
 
-// run executes the step of the termination that kind names.
+// run executes the step of the pod's termination that kind names, such as podmachine.StopSandboxes. The error is
+// that of the step; the pod's state machine then retries the step with a back-off.
 func (w *terminator) run(ctx context.Context, kind podmachine.OperationKind) error {
 	switch kind {
 	case podmachine.StopSandboxes:

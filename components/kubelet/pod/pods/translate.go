@@ -96,8 +96,8 @@ func (t *translator) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.Pod
 	return cfg, nil
 }
 
-// sandboxResources returns the total resources of a pod's containers (own) and the overhead of its
-// RuntimeClass, or nil without one.
+// sandboxResources returns, for the request that creates a sandbox, the total resources of the pod's containers and
+// the overhead of its RuntimeClass. overhead is nil for a pod without overhead.
 func (l *limiter) sandboxResources(pod *v1.Pod) (own, overhead *runtimeapi.LinuxContainerResources) {
 	options := resource.PodResourcesOptions{ExcludeOverhead: true}
 	own = l.linuxResources(resource.PodRequests(pod, options), resource.PodLimits(pod, options))

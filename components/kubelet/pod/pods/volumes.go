@@ -16,8 +16,8 @@ import (
 // addition to other events. As upstream, it is two minutes and three seconds.
 const mountTimeout = 2*time.Minute + 3*time.Second
 
-// mount sets up or updates all volumes of the pod. Volumes that may have to wait for other components are set
-// up concurrently. It returns an error if a volume fails, and emits events about it; the machine then retries
+// mount sets up or updates all volumes of the pod. Volumes that may have to wait for other components are set up
+// concurrently. If a volume fails, mount emits events and returns an error; the start of the pod is then retried
 // with a back-off. A pod without containers is rejected if a volume exceeds the node's attach limit.
 func (w *starter) mount(ctx context.Context) error {
 	pod := w.pod

@@ -23,10 +23,9 @@ import (
 // Verdict is a decision of the kubelet to terminate a pod, for example to evict it.
 type Verdict = podmachine.Verdict
 
-// worker runs one pod. Its machine makes all decisions; the worker observes the runtime, executes the
-// decisions and reports the results to the machine. Its loop does not block: long-running work is
-// done in separate goroutines, at most one operation on the whole pod, and one for each container
-// that is being stopped.
+// worker runs one pod. It observes the pod in the runtime, executes the decisions of the pod's state machine
+// (podmachine.Machine), and reports the results to it. Its loop does not block: long-running work is done in
+// separate goroutines, at most one operation on the whole pod, and one for each container that is being stopped.
 type worker struct {
 	host *host
 	uid  types.UID
@@ -51,8 +50,8 @@ type worker struct {
 	running   bool // the loop was started
 }
 
-// milestones are the channels that are closed while a pod terminates. Other parts of the kubelet wait for
-// them.
+// milestones are the channels that a worker closes as the termination of its pod proceeds. Preemption, shutdown and
+// eviction wait for them.
 type milestones struct {
 	// cleaned is closed by clean when no process of the pod runs and its volumes are removed.
 	cleaned chan struct{}
@@ -183,9 +182,9 @@ func (w *worker) close() {
 	w.wait.Wait()
 }
 
-// step reads the state that may have changed from the runtime, and executes the machine's next decision.
-// wakeAt is when it must be called again even if nothing changes. done is true if everything of the pod is
-// removed.
+// step reads from the runtime what may have changed, lets the pod's state machine decide what to do, and executes
+// the decision. wakeAt is when step must be called again even if nothing changes; zero means never. done is true if
+// everything of the pod is removed.
 func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
 	if err := w.refreshTracked(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -220,8 +219,8 @@ func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
 	return d.WakeAt, d.Done
 }
 
-// execute executes the machine's decision d, except for the status report. Long-running work is started in
-// goroutines. The caller must hold mu.
+// execute executes the decision d of the pod's state machine, except for the status report. Long-running work is
+// started in goroutines. The caller must hold mu.
 func (w *worker) execute(ctx context.Context, d *podmachine.Decision) {
 	for _, e := range d.Events {
 		w.host.event(w.machine.Pod, e.Container, e.Warning, e.Reason, e.Message)
@@ -283,9 +282,9 @@ func (w *worker) syncProbes() {
 	}
 }
 
-// startProbes starts the probes of a running container. It returns nil if the container has none or is an
-// init container that is not a sidecar. A result that the status in the API has for the container is the
-// initial one. The caller must hold mu.
+// startProbes starts the probes of a running container. It returns nil if the container has none or is an init
+// container that is not a sidecar. Until the first probe after a restart of the kubelet, the container counts as
+// started and ready if the pod's status in the API says so. The caller must hold mu.
 func (w *worker) startProbes(st *podstate.Container) *probe.Group {
 	pod, name := w.machine.Pod, st.Name
 	c, kind := podstate.Find(pod, name)

@@ -92,9 +92,9 @@ func (s *staticSink) Set(p *v1.Pod) {
 	}
 }
 
-// blockers returns the channels that must be closed before the desired pod of n can run: that of the pod
-// itself while it is terminating, and that of the pod that was started last under its name. The caller must
-// hold mu.
+// blockers returns the channels that must be closed before the desired pod of n can run, because a pod is still
+// terminating: that pod itself, if it was removed before, and the pod with another UID that was last started under
+// the same name. The caller must hold mu.
 func (s *staticSink) blockers(n *staticName) []<-chan struct{} {
 	// A terminating pod cannot be run again before it has terminated.
 	out := []<-chan struct{}{s.sources.cfg.Registry.RestartRemoved(n.desired.UID)}

@@ -57,8 +57,9 @@ type Wait struct {
 	Delay time.Duration
 }
 
-// Plan describes what to do next. Kills come first. A sandbox is created only if no container runs
-// in another one. Containers are started sequentially, in order.
+// Plan describes what to do next with a pod: the containers in Kill are stopped first, then a new sandbox is
+// created if required, but only after no container runs in another one, and then the containers in Start are
+// started sequentially, in order.
 type Plan struct {
 	// StopSandboxes are the IDs of sandboxes that must be stopped before a new one is created.
 	StopSandboxes []string

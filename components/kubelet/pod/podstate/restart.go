@@ -40,8 +40,8 @@ func reportedBefore(list []v1.ContainerStatus, name string) bool {
 	return false
 }
 
-// start adds a container to those that the plan starts. During the restart back-off, or until a failed start
-// may be retried, it sets the plan's WakeAt instead. A container that is being stopped is ignored.
+// start adds the container c to those that the plan starts. If it must wait, for its restart back-off or until the
+// retry of a failed start, it sets the plan's WakeAt instead. A container that is being stopped is ignored.
 func (in *Input) start(p *Plan, c *v1.Container) {
 	slot := in.Slots[c.Name]
 	if slot.Killing {
@@ -80,8 +80,8 @@ func (in *Input) start(p *Plan, c *v1.Container) {
 }
 
 // nextAttempt returns the attempt number of the next container of that name: one more than the highest in the
-// runtime. If the runtime has no container, it is that of the slot or follows from the restart count in the
-// pod's status. The first attempt is 0.
+// runtime. If the runtime has no such container, it is the number kept for a container that was removed to be
+// restarted, or follows from the restart count in the pod's status. The first attempt is 0.
 func (in *Input) nextAttempt(name string) uint32 {
 	next := uint32(0)
 	for i := range in.Observed.Containers {

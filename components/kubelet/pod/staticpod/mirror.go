@@ -33,7 +33,9 @@ type Mirrors struct {
 	kick   chan struct{}
 }
 
-// NewMirrors returns Mirrors without static pods. The parameters are the fields of the same name.
+// NewMirrors returns Mirrors without static pods. node returns the Node that owns the mirror pods, or nil while it
+// is not known. changed is called with the UID of a static pod when its mirror pod has appeared or changed, so that
+// its status is written to the mirror pod.
 func NewMirrors(kube kubernetes.Interface, node func() *v1.Node, changed func(types.UID), log *slog.Logger) *Mirrors {
 	return &Mirrors{
 		Kube: kube, Node: node, Changed: changed, Log: log,

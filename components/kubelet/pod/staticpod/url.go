@@ -93,8 +93,9 @@ func (u *URL) fetch(ctx context.Context, client *http.Client) ([]*v1.Pod, error)
 	return decodeList(raw, u.URL, u.NodeName)
 }
 
-// decodeList decodes the document raw, a pod or a list of pods in YAML or JSON, as decodeFile does for a
-// file. An error in one pod fails the whole list.
+// decodeList decodes the document raw from url, a pod or a list of pods in YAML or JSON. It returns them as static
+// pods of the node nodeName, with UIDs that are hashes of their content and url. An error in one pod fails the
+// whole list.
 func decodeList(raw []byte, url, nodeName string) ([]*v1.Pod, error) {
 	doc, err := yaml.YAMLToJSON(raw)
 	if err != nil {
