@@ -212,8 +212,9 @@ func (s *Server) serve(ctx context.Context, w dns.ResponseWriter, query *dns.Msg
 	}
 }
 
-// answer returns the response to a query, and the zone that answered it for metrics: the cluster
-// domain, "." for upstream name servers, or "" if the query was rejected.
+// answer returns the response to a query, and the zone that answered it for metrics: the cluster domain, "." for
+// upstream name servers, or "" if the query was rejected. tcp is set if the query arrived over TCP; upstream name
+// servers are then asked over TCP too.
 func (s *Server) answer(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, string) {
 	m := new(dns.Msg)
 	if len(query.Question) != 1 || query.Opcode != dns.OpcodeQuery {

@@ -45,8 +45,8 @@ func udpFrontendsOf(ports []*rules.Port) udpFrontends {
 	return f
 }
 
-// flush deletes the flows to endpoints that no longer serve from the kernel's conntrack table, in
-// one pass. It returns the number of deleted flows, also with an error.
+// flush deletes the UDP flows of one IP family to endpoints that no longer serve from the kernel's conntrack table,
+// in one pass. It returns the number of deleted flows, also with an error.
 func (f udpFrontends) flush(ipv6 bool) (uint, error) {
 	if len(f.byAddress) == 0 {
 		return 0, nil

@@ -88,8 +88,8 @@ func (h *host) layersDir(id string) string { return h.state("containers", id, "l
 
 func (h *host) containerRoot(id string) string { return h.state("containers", id, "rootfs") }
 
-// fifo is the path of a FIFO or spool of a container's stream. name is the name of the stream, such as "stdout", or of
-// the spool, such as "stdout.spool".
+// fifo returns the path of a file of a container's standard streams: of the FIFO of a stream if name is "stdin",
+// "stdout" or "stderr", and of the file that buffers its output if name is "stdout.spool" or "stderr.spool".
 func (h *host) fifo(id, name string) string { return h.state("containers", id, name) }
 
 // handlerState is the directory of the state of an additional runtime handler.

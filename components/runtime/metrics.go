@@ -54,23 +54,26 @@ type metric struct {
 	read       func(*measurement) []metricValue
 }
 
-// singleValue returns the read function of a metric with one value and no labels other than commonLabels.
+// singleValue returns the read function of a metric with one value and no labels other than commonLabels. f returns
+// the value.
 func singleValue(f func(*measurement) uint64) func(*measurement) []metricValue {
 	return func(m *measurement) []metricValue { return []metricValue{{value: f(m)}} }
 }
 
-// onDevice returns the read function of a metric with one value, labeled with the device of the container's writable
-// layer.
+// onDevice returns the read function of a metric with one value, labeled with the device of the container's
+// writable layer. f returns the value.
 func onDevice(f func(*measurement) uint64) func(*measurement) []metricValue {
 	return func(m *measurement) []metricValue { return []metricValue{{f(m), []string{deviceName(m.device)}}} }
 }
 
-// onLink returns the read function of a metric with one value, labeled with the pod's network interface.
+// onLink returns the read function of a metric with one value, labeled with the pod's network interface. f returns
+// the value from the interface's traffic.
 func onLink(f func(*podnet.Traffic) uint64) func(*measurement) []metricValue {
 	return func(m *measurement) []metricValue { return []metricValue{{f(&m.traffic), []string{"eth0"}}} }
 }
 
 // ofDevices returns the read function of a metric with one value for each block device that the container has used.
+// f returns the value from the device's I/O.
 func ofDevices(f func(cgroup.IO) uint64) func(*measurement) []metricValue {
 	return func(m *measurement) []metricValue {
 		var out []metricValue

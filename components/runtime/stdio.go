@@ -104,8 +104,9 @@ func killHolder(h *process.Handle) {
 	h.Close()
 }
 
-// stdioFiles manages the files and processes behind the standard streams of containers: FIFOs, spools, logs and
-// holders. See the package documentation.
+// stdioFiles manages what keeps the standard streams of containers working across restarts of the runtime: the
+// FIFOs, the logs, the files that buffer output before it is written to the log (spools), and the processes that
+// keep terminals and stdin open (holders).
 type stdioFiles struct {
 	*host
 	inventory  *inventory
@@ -203,7 +204,8 @@ func (sf *stdioFiles) inputFIFO(rec containerRecord) (theirs, ours *os.File, err
 	return theirs, ours, nil
 }
 
-// spoolOf returns the file name of the spool of a container's stream, beside the FIFO.
+// spoolOf returns the file name of the spool of a container's stream: the file that buffers its output before it is
+// written to the log.
 func spoolOf(stream string) string { return stream + ".spool" }
 
 // openSpool opens the spool of a container's stream: the file that buffers output between the FIFO and the log. fifo is

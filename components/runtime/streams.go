@@ -116,7 +116,8 @@ func (e exitError) Exited() bool    { return true }
 func (e exitError) ExitStatus() int { return e.code }
 
 // Exec runs cmd in the container with this ID for a client of the streaming server, and returns when it has exited.
-// Streams that the client does not use are nil. A non-zero exit code is returned as exitError.
+// Streams that the client does not use are nil. With tty the command gets a terminal, whose size follows resize. A
+// non-zero exit code is returned as exitError.
 func (s *streamRunner) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
 	c, _, err := s.runningContainer(id)
 	if err != nil {

@@ -174,7 +174,8 @@ func (s *Store) Drop(c *Collection) {
 	c.watchers.fail(ErrStopped)
 }
 
-// reroute replaces routes by a copy of collections. The caller holds mu.
+// reroute creates the table by which route finds the collection of an etcd key again, after a collection was added
+// or dropped. Readers of the previous table are not affected. The caller holds mu.
 func (s *Store) reroute() {
 	r := &routes{byPath: make(map[string]*Collection, len(s.collections))}
 	for path, c := range s.collections {
@@ -279,7 +280,8 @@ func (s *Store) recordCurrent(ctx context.Context, ask func(context.Context) (in
 	}
 }
 
-// getRange reads the keys in [from, end) at a revision, or at the current one if it is zero.
+// getRange reads the keys in [from, end) at a revision, or at the current one if it is zero. limit is the maximum
+// number of keys, or zero for all.
 func (s *Store) getRange(ctx context.Context, c *Collection, from, end string, revision, limit int64) (*clientv3.GetResponse, error) {
 	began := s.now()
 	resp, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithRev(revision), clientv3.WithLimit(limit))

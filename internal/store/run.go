@@ -179,8 +179,9 @@ func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry
 	}
 }
 
-// take applies events of the etcd watch to their collections and then advances the position to the
-// last one. touched is an empty buffer, which take returns for reuse.
+// take applies events of the etcd watch to their collections and then advances the position to the last one.
+// touched is an empty slice, to which take appends the collections that have events. The caller passes the result
+// to the next call, emptied, so that its memory is reused.
 func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collection {
 	for _, ev := range events {
 		c := s.route(ev.Kv.Key)

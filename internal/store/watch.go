@@ -41,7 +41,7 @@ type Watcher struct {
 // same revision.
 const maxBatch = 256
 
-// Watch starts a watch. It returns ErrTooOld if the ring does not contain the events after
+// Watch starts a watch. It returns ErrTooOld if the collection's recorded history does not contain the events after
 // opts.Since anymore. The caller must close the watcher. ctx only applies to the start.
 func (c *Collection) Watch(ctx context.Context, opts WatchOptions) (*Watcher, error) {
 	if err := c.fill(ctx); err != nil {
@@ -90,9 +90,9 @@ func (w *Watcher) begin() (bool, error) {
 	return true, nil
 }
 
-// Next blocks until there are events, a progress notification was requested, or ctx is done. It
-// returns ErrTooOld if the watcher was too slow and its position is not in the ring anymore; the
-// watch is then terminated. Calls must not be concurrent.
+// Next blocks until there are events, a progress notification was requested, or ctx is done. It returns ErrTooOld
+// if the watcher was too slow, so that the recorded history does not contain its next event anymore; the watch is
+// then terminated. Calls must not be concurrent.
 func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	for {
 		batch, err := w.take()
@@ -305,7 +305,7 @@ func (x *watcherIndex) remove(w *Watcher) {
 	w.list = nil
 }
 
-// notify marks event number n of the ring as pending for all watchers that may match it, and wakes
+// notify marks event number n of the recorded history as pending for all watchers that may match it, and wakes
 // them. key is the key of the event.
 func (x *watcherIndex) notify(n uint64, key string, ev *Event) {
 	for _, w := range x.all {
@@ -333,8 +333,8 @@ func (x *watcherIndex) notify(n uint64, key string, ev *Event) {
 	x.notifyIndexed(n, key, ev)
 }
 
-// notifyIndexed is notify for watchers with an index. It finds them by the index values of the
-// object before and after the change.
+// notifyIndexed does what notify does, for watchers that select objects by an index. It finds them by the index
+// values of the object before and after the change.
 func (x *watcherIndex) notifyIndexed(n uint64, key string, ev *Event) {
 	for i, watchers := range x.byIndex {
 		if len(watchers) == 0 {

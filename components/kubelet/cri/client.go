@@ -40,7 +40,8 @@ func Dial(endpoint string, within time.Duration, more ...grpc.DialOption) (*Clie
 	return dial(endpoint, within, NewMetrics(), more...)
 }
 
-// dial is Dial with the metrics that count the calls.
+// dial returns a client of the runtime at endpoint, as Dial does. metrics counts the client's calls and records
+// their durations.
 func dial(endpoint string, within time.Duration, metrics *Metrics, more ...grpc.DialOption) (*Client, error) {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if !filepath.IsAbs(path) {

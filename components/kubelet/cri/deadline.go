@@ -16,7 +16,8 @@ const methodPrefix = "/runtime.v1."
 // runtime that hangs fail. Zero means no timeouts.
 type deadlines time.Duration
 
-// intercept is the interceptor of the connection that adds the timeout to a call.
+// intercept is the gRPC interceptor of the connection to the runtime. It adds the timeout for the method to the
+// context of the call, and then makes the call.
 func (b deadlines) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	if within := b.timeout(method, req); within > 0 {
 		var cancel context.CancelFunc

@@ -54,7 +54,8 @@ var operations = map[string]string{
 	"PullImage": "pull_image", "RemoveImage": "remove_image", "ImageFsInfo": "image_fs_info",
 }
 
-// intercept is the interceptor of the connection that records the duration and the result of a call.
+// intercept is the gRPC interceptor of the connection to the runtime. It makes the call and records its duration
+// and result in the metrics.
 func (m *Metrics) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	began := time.Now()
 	err := invoke(ctx, method, req, reply, conn, opts...)

@@ -34,7 +34,8 @@ type cpuSetUpdater struct {
 	retry chan struct{}
 }
 
-// newCPUSetUpdater returns a cpuSetUpdater. of is cpusOf.
+// newCPUSetUpdater returns a cpuSetUpdater for the containers of runtime. of returns the CPUs that a container,
+// identified by the UID of its pod and its name, may use.
 func newCPUSetUpdater(runtime ContainerUpdater, of func(types.UID, string) (cpuset.CPUSet, bool), log *slog.Logger) *cpuSetUpdater {
 	return &cpuSetUpdater{runtime: runtime, cpusOf: of, log: log, retry: make(chan struct{}, 1)}
 }

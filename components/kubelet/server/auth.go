@@ -184,8 +184,8 @@ func attributes(r *http.Request) (verb string, subresources []string) {
 	return verb, []string{"proxy"}
 }
 
-// authorize reports whether the user has permission for one of the subresources of the Node. path is that of
-// the request, for errors. It returns an error if the API server cannot be asked.
+// authorize reports whether the user may access one of the subresources of the Node with the verb. path is that of
+// the request, for errors. It returns an error if the API server does not respond to the SubjectAccessReview.
 func (a *Auth) authorize(ctx context.Context, u *user, verb string, subresources []string, path string) (bool, error) {
 	for _, sub := range subresources {
 		ok, err := a.ask(ctx, u, verb, sub, path)
@@ -196,8 +196,9 @@ func (a *Auth) authorize(ctx context.Context, u *user, verb string, subresources
 	return false, nil
 }
 
-// ask reports whether the API server permits the verb on one subresource of the Node to the user. The result
-// is cached.
+// ask reports whether the API server permits the user to access the subresource sub of the Node with the verb, by a
+// SubjectAccessReview. path is that of the request, for errors. The result is cached. Without an API server it
+// returns false.
 func (a *Auth) ask(ctx context.Context, u *user, verb, sub, path string) (bool, error) {
 	if a.Kube == nil {
 		return false, nil

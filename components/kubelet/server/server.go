@@ -391,7 +391,8 @@ func (f *flushing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// orNil prevents a nil pointer from becoming a non-nil interface value.
+// orNil returns f, or a nil interface if f is nil. Assigning a nil *flushing directly would yield a writer that is
+// not nil, so that Read would write to it.
 func (f *flushing) orNil() interface{ Write([]byte) (int, error) } {
 	if f == nil {
 		return nil

@@ -28,8 +28,8 @@ func (m *admissionMetrics) fill(s *set) {
 	m.restarted.WithLabelValues("true")
 }
 
-// Restarted counts a pod that is run again with the same UID after it was removed. static: it is a static
-// pod.
+// Restarted counts a pod that is run again with the same UID after it was removed from its source. static is true
+// for a static pod.
 func (m *Metrics) Restarted(static bool) {
 	if m == nil {
 		return
@@ -48,7 +48,8 @@ func (m *Metrics) Orphaned() {
 	}
 }
 
-// OrphansCleaned records how many orphaned pods had their volumes removed, and for how many that has failed.
+// OrphansCleaned records the numbers of orphaned pods whose volumes were removed (cleaned), and of those whose
+// volumes could not be removed (failed).
 func (m *Metrics) OrphansCleaned(cleaned, failed int) {
 	if m != nil {
 		m.admission.orphanDirs.Set(float64(cleaned + failed))

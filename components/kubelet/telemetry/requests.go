@@ -64,7 +64,8 @@ func (m *Requests) InstrumentHandler(h http.Handler, kind string) http.Handler {
 	})
 }
 
-// root returns the first element of a URL path; for metrics, the first two.
+// root returns the first element of a URL path, which is a metrics label. For paths below /metrics, such as
+// /metrics/cadvisor, it returns the first two elements.
 func root(path string) string {
 	parts := strings.SplitN(strings.TrimPrefix(path, "/"), "/", 3)
 	if parts[0] == "metrics" && len(parts) > 1 {

@@ -55,7 +55,8 @@ type IO struct {
 	Before func() error
 }
 
-// beforeStart calls Before if it is set.
+// beforeStart calls the function Before, if it is set, and returns its error. It is called when the container is
+// set up, immediately before its program is executed.
 func (io IO) beforeStart() error {
 	if io.Before == nil {
 		return nil

@@ -173,8 +173,9 @@ func mountMapped(dir, target string, ns int) error {
 	return nil
 }
 
-// mountRelative is like mount, but with the layers as paths relative to their common directory, which are shorter. It
-// runs on a dedicated thread because it changes the working directory.
+// mountRelative mounts the overlay like mount, but names the layers by paths relative to their common directory,
+// because the absolute paths do not fit in one page of mount options. It runs on a dedicated thread because it
+// changes the working directory.
 func (o Overlay) mountRelative(option string) error {
 	base := filepath.Dir(filepath.Dir(o.Lower[0]))
 	lower := make([]string, len(o.Lower))

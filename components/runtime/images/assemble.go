@@ -32,7 +32,7 @@ func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, imag
 	return done, s.diskFull(err)
 }
 
-// unpackAndRecord implements assemble without the handling of a full disk.
+// unpackAndRecord does what assemble describes. assemble calls it and then adds the handling of a full disk.
 func (s *Store) unpackAndRecord(ctx context.Context, config []byte, layers []blob, image Image) (*Image, error) {
 	if len(config) > maxDocumentSize {
 		return nil, errors.New("image configuration is too large")

@@ -345,7 +345,8 @@ func setXattr(at int, base, attr string, value []byte) error {
 	return unix.Setxattr(file, attr, value, 0)
 }
 
-// sameFile reports whether two directory entries exist and are the same file.
+// sameFile reports whether the entry base1 of the directory at1 and the entry base2 of the directory at2 exist and
+// are the same file.
 func sameFile(at1 int, base1 string, at2 int, base2 string) bool {
 	var a, b unix.Stat_t
 	return unix.Fstatat(at1, base1, &a, unix.AT_SYMLINK_NOFOLLOW) == nil &&

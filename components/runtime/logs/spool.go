@@ -176,7 +176,7 @@ func (s *Spool) write(log *Log, entries []byte, offset int64) time.Duration {
 	return wait
 }
 
-// note writes the mark to the file.
+// note writes m to the header of the spool's file, where it replaces the previous mark.
 func (s *Spool) note(m mark) error {
 	data, err := binary.Append(nil, binary.NativeEndian, m)
 	if err == nil {

@@ -243,7 +243,8 @@ func (a *arm64) call(name string, dataAt int64, args ...arg) {
 	a.word(0xd4000001) // svc 0
 }
 
-// branch emits a conditional branch and returns its position.
+// branch emits a conditional branch, whose target is not known yet, and returns its position, at which the caller
+// inserts the target. condition is the condition code of the architecture.
 func (a *arm64) branch(condition uint32) int {
 	a.word(0x54000000 | condition)
 	return len(a.b) - 4

@@ -205,8 +205,8 @@ const versionEnv = "HYPERKUBE_RUNTIME_VERSION"
 // startup, see package launch.
 const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
 
-// reportStart writes the result of the startup to the parent process: "ready", or "error: " and a message. Only the
-// first call has an effect. Without a waiting parent it does nothing.
+// reportStart writes word, the result of the startup, to the parent process: "ready", or "error: " and a message.
+// Only the first call has an effect. Without a waiting parent it does nothing.
 func reportStart(word string) {
 	var fd int
 	if _, err := fmt.Sscan(os.Getenv(readyEnv), &fd); err != nil || fd < 3 {

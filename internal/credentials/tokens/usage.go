@@ -118,9 +118,10 @@ func (u *Usage) recordVerification(began time.Time) func(error) {
 	}
 }
 
-// recordBound records the use of a token with an extended lifetime: as valid, or as stale if it is
-// used after warnAfter, because the client should have replaced it. If warnAfter is zero, the token
-// has no extended lifetime, and nothing is recorded.
+// recordBound records the use of a token with an extended lifetime: as valid, or as stale if it is used after
+// warnAfter, because the client should have replaced it. A stale use is also added to the audit event, with
+// subject, the user of the token. If warnAfter is zero, the token has no extended lifetime, and nothing is
+// recorded.
 func (u *Usage) recordBound(ctx context.Context, subject string, now, warnAfter time.Time) {
 	if u == nil || warnAfter.IsZero() {
 		return

@@ -266,7 +266,8 @@ func isRunning(ctx context.Context, conn *dbus.Conn) (bool, error) {
 	return running, nil
 }
 
-// call calls a method of firewalld for a zone.
+// call calls firewalld's D-Bus method member, such as changeZoneOfSource, to change the entry name, an address
+// range or link, of a zone.
 func call(ctx context.Context, conn *dbus.Conn, member, zone, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -140,7 +140,8 @@ func (c Change) String() string {
 	return string(out)
 }
 
-// line returns the line of an iptables-restore input that makes the edit.
+// line returns the line of an iptables-restore input that executes the step e: it removes or inserts a rule of a
+// built-in chain.
 func (e edit) line() string {
 	switch {
 	case e.remove != "":

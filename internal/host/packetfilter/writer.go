@@ -147,8 +147,9 @@ func (w *Writer) Sync(ctx context.Context, family Family, set Ruleset) (err erro
 	return nil
 }
 
-// mustRead reports whether Sync must read the state of the kernel before it writes set: to place
-// jumps, to find chains of an earlier process, or to find out whether a foreign chain exists.
+// mustRead reports whether Sync must read the state of the kernel before it writes set: to place jumps
+// (placeJumps), or, if this is the first Sync of the family (first), to find chains of an earlier process and to
+// find out whether a foreign chain exists.
 func (w *Writer) mustRead(set Ruleset, first, placeJumps bool) bool {
 	if placeJumps && len(set.Jumps) > 0 {
 		return true

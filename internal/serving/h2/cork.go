@@ -17,7 +17,8 @@ func Listen(l net.Listener) net.Listener { return corking{new(rawconn.MonitorWak
 
 type corking struct{ net.Listener }
 
-// Accept implements net.Listener. It returns a *corked, which can collect writes.
+// Accept implements net.Listener. The connection is a *corked, which collects the bytes of several writes between
+// calls of hold and release.
 func (l corking) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {

@@ -40,8 +40,8 @@ func (o *output) init() {
 
 const (
 	frameHeader = 9
-	// flushThreshold is the number of framed bytes that triggers a write. When out contains maxBuffered
-	// bytes, handlers block.
+	// flushThreshold and maxBuffered limit the bytes of encoded frames in the output buffer. At flushThreshold, the
+	// frames are written to the connection. At maxBuffered, handlers block until the client has read enough.
 	flushThreshold = 32 << 10
 	maxBuffered    = 128 << 10
 	// maxExcess is the number of bytes by which the responses to control frames, such as PING, may

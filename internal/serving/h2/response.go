@@ -392,7 +392,8 @@ func (w *response) frameTrailers() {
 	w.stream.headers(true)
 }
 
-// fields encodes the fields of a header into block, without those that HTTP/2 does not allow.
+// fields encodes the fields of a header into the header block that is being built, without those that HTTP/2 does
+// not allow.
 func (o *output) fields(h http.Header) {
 	for name, values := range h {
 		switch name {
@@ -412,8 +413,8 @@ func (o *output) fields(h http.Header) {
 	}
 }
 
-// field encodes one header field into block. A field with an invalid value is omitted. Values that
-// rarely repeat are not added to the compression table.
+// field encodes one header field into the header block that is being built. A field with an invalid value is
+// omitted. Values that rarely repeat are not added to the compression table.
 func (o *output) field(name, value string) {
 	if !httpguts.ValidHeaderFieldValue(value) {
 		return

@@ -13,14 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/proxy"
 )
 
-// NewHandler returns apimachinery's handler with one difference: data that a backend has sent
-// before it closes an upgraded connection always reaches the client.
+// NewHandler returns apimachinery's handler, which it creates with the same parameters, with one difference: data
+// that a backend has sent before it closes an upgraded connection always reaches the client.
 //
-// apimachinery's handler closes both directions when one of them fails. When a backend has sent
-// everything and closes its connection while the client is still writing, for example the end of
-// its standard input, that write fails and the rest of the backend's data is lost. In this handler
-// such a write succeeds; the closed connection is detected by the reader after it has read all
-// data.
+// apimachinery's handler closes both directions when one of them fails. When a backend has sent everything and
+// closes its connection while the client is still writing, for example the end of its standard input, that write
+// fails and the rest of the backend's data is lost. In this handler such a write succeeds; the closed connection is
+// detected by the reader after it has read all data.
 func NewHandler(at *url.URL, rt http.RoundTripper, wrap, required bool, responder proxy.ErrorResponder) *proxy.UpgradeAwareHandler {
 	h := proxy.NewUpgradeAwareHandler(at, rt, wrap, required, responder)
 	h.UpgradeTransport = connectTransport{rt}

@@ -20,7 +20,8 @@ type Recorder struct {
 	broadcaster record.EventBroadcaster
 }
 
-// New returns a Recorder, which discards events until Start is called.
+// New returns a Recorder of events about the node nodeName and its pods, which discards events until Start is
+// called.
 func New(nodeName string) *Recorder {
 	b := record.NewBroadcaster()
 	return &Recorder{

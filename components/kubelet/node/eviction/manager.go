@@ -157,8 +157,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// waitForTermination waits up to cleanupWait until the channels of evicted pods are closed, so that no more
-// pods than necessary are evicted.
+// waitForTermination waits until all channels of ended are closed, at most cleanupWait. Each channel is that of an
+// evicted pod and is closed when the pod has terminated. Without this wait, the next measurement would evict more
+// pods than necessary.
 func (m *Manager) waitForTermination(ctx context.Context, ended []<-chan struct{}) {
 	limit := time.NewTimer(cleanupWait)
 	defer limit.Stop()

@@ -80,10 +80,10 @@ func (c *Candidate) over(short v1.ResourceName, of parts) int64 {
 	return used
 }
 
-// rank sorts the pods in the order in which they are evicted: pods whose usage is unknown first, then those
-// that exceed their requests, then by ascending priority, then by descending excess over the request. There
-// are no requests for inodes and processes; for processes only the priority and the number count. Only files
-// on the file system of the signal count.
+// rank sorts the pods in the order in which they are evicted for the signal: pods whose usage is unknown first,
+// then those that exceed their requests, then by ascending priority, then by descending excess over the request.
+// Inodes and processes have no requests: any usage of inodes exceeds them, and processes do not count as exceeding
+// them. For disk signals, only files on the file system of the signal count.
 func rank(list []*Candidate, signal Signal, disks Disks) {
 	short, of := signals[signal].resource, disks.parts(signal)
 	slices.SortStableFunc(list, func(a, b *Candidate) int {
@@ -102,8 +102,8 @@ func rank(list []*Candidate, signal Signal, disks Disks) {
 	})
 }
 
-// yesFirst returns the result of a comparison in which elements with a property come first. yes: the first
-// element has it.
+// yesFirst returns the result of comparing two elements of which exactly one has a property, so that
+// slices.SortFunc sorts the one with the property first. yes is true if the first element has the property.
 func yesFirst(yes bool) int {
 	if yes {
 		return -1

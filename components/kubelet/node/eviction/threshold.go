@@ -38,7 +38,8 @@ const (
 	AllocatableMemoryAvailable Signal = "allocatableMemory.available"
 )
 
-// Names of the resources of signals that are not resources of the API.
+// ResourceInodes and ResourcePIDs name what the inode and PID signals measure, in the messages of evictions. They
+// are not resources of the Kubernetes API.
 const (
 	ResourceInodes v1.ResourceName = "inodes"
 	ResourcePIDs   v1.ResourceName = "pids"
@@ -232,10 +233,10 @@ func (s *State) Conditions() []v1.NodeConditionType {
 	return out
 }
 
-// Step updates the state with the signals now, which were measured at the time at, and returns the thresholds
-// of all that require an eviction, the most urgent first: those that have been met for their grace period.
-// transition is how long a pressure condition is kept after no threshold is met any more. all must be the
-// same in each call.
+// Step updates the state with the measurement now, made at the time at. It returns the thresholds in all that
+// require an eviction, the most urgent first: those that have been met for their grace period. A threshold that has
+// required an eviction remains met until its minimum reclaim is available, too. transition is how long a pressure
+// condition is kept after its thresholds are no longer met. all must be the same in each call.
 func (s *State) Step(all []Threshold, now map[Signal]Observation, at time.Time, transition time.Duration) []Threshold {
 	if s.first == nil {
 		s.first, s.last = map[int]time.Time{}, map[v1.NodeConditionType]time.Time{}

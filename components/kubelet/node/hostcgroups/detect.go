@@ -10,8 +10,8 @@ import (
 	"hyperkube/components/kubelet/pod/pods"
 )
 
-// Detector detects the properties of the container runtime on which container IDs and the cgroups of pods
-// depend.
+// Detector detects the name and the cgroup driver of the container runtime, which determine the container IDs in
+// the API and the names of the cgroups of pods.
 type Detector struct {
 	Runtime runtimeapi.RuntimeServiceClient
 	// Platform receives the detected properties.

@@ -159,7 +159,8 @@ func usages(u certificatesv1.KeyUsage) []certificatesv1.KeyUsage {
 	return []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, u}
 }
 
-// subject returns the subject of the certificates of a node.
+// subject returns the subject of the certificates of a node, which identifies the node to the API server: the
+// common name system:node:NAME and the organization system:nodes.
 func subject(node string) pkix.Name {
 	return pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}
 }
@@ -219,8 +220,9 @@ func (t notifyingStore) Update(cert, key []byte) (*tls.Certificate, error) {
 	return c, err
 }
 
-// markReady records that a valid certificate is stored: it calls first and closes ready. Only the first call
-// has an effect.
+// markReady records that a valid certificate is stored. On the first call it runs k.first, which writes the
+// kubeconfig if that is required, and closes the channel ready. If k.first fails, ready remains open and Run
+// returns the error. Later calls have no effect.
 func (k *Manager) markReady() {
 	k.once.Do(func() {
 		if k.first != nil {
@@ -292,9 +294,9 @@ func (k *Manager) writeKubeconfig() error {
 	return writeKubeconfig(k.cfg.Kubeconfig, from.Host, from.CAData, k.store.CurrentPath())
 }
 
-// Install stores a client certificate that was signed elsewhere, such as on a control plane node, unless a
-// valid one is stored, and writes the kubeconfig that refers to it. server and ca are the API server's URL
-// and CA certificate.
+// Install stores the client certificate certPEM with its key keyPEM, which was signed elsewhere, such as on a
+// control plane node, unless a valid certificate is stored. It also writes the kubeconfig that refers to it. server
+// and ca are the API server's URL and CA certificate.
 func Install(cfg Config, server string, ca, certPEM, keyPEM []byte) error {
 	k, err := newManager(cfg, clientName)
 	if err != nil {
@@ -330,8 +332,8 @@ func ReplaceExpired(cfg Config, sign func() (certPEM, keyPEM []byte, err error))
 	return true, nil
 }
 
-// writeKubeconfig writes a kubeconfig to path whose user authenticates with the certificate and key in the
-// file certificate.
+// writeKubeconfig writes a kubeconfig for the API server at the URL server with the CA certificate ca to path. Its
+// user authenticates with the certificate and key in the file certificate.
 func writeKubeconfig(path, server string, ca []byte, certificate string) error {
 	const name = "default-cluster"
 	config := clientcmdapi.NewConfig()

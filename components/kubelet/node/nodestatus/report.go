@@ -86,7 +86,7 @@ func (k *Manager) report(ctx context.Context, force bool) (bool, error) {
 	return true, nil
 }
 
-// notifyNodeChanged calls NodeChanged, which may be nil.
+// notifyNodeChanged calls Config.NodeChanged, unless it is nil, after the Node in the API has changed.
 func (k *Manager) notifyNodeChanged() {
 	if k.cfg.NodeChanged != nil {
 		k.cfg.NodeChanged()

@@ -38,7 +38,8 @@ type Pods interface {
 	Discard(ctx context.Context) error
 }
 
-// Garbage removes exited containers and rotates the logs of running ones.
+// Garbage removes exited containers and rotates the logs of running ones, to free disk space before pods are
+// evicted.
 type Garbage interface {
 	Collect(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error)
 }
@@ -265,8 +266,9 @@ func containers(pod *v1.Pod) iter.Seq[string] {
 	}
 }
 
-// evict terminates a pod with the reason Evicted and a grace period in seconds. The channel is closed when
-// its containers and logs are removed. disrupted adds the condition DisruptionTarget.
+// evict terminates a pod with the reason Evicted, the message, and a grace period in seconds. The returned channel
+// is closed when the pod's containers and logs are removed. With disrupted, the pod gets the condition
+// DisruptionTarget.
 func (n node) evict(pod *v1.Pod, grace int64, message string, disrupted bool) <-chan struct{} {
 	verdict := &pods.Verdict{Reason: "Evicted", Message: message, Grace: &grace, Discard: true}
 	if disrupted {
@@ -303,7 +305,8 @@ func (n node) disks(ctx context.Context) (eviction.Disks, error) {
 	return eviction.Disks{Images: images, Layers: layers}, err
 }
 
-// Conditions returns the pressure conditions that the manager m has set, for the status of the Node.
+// Conditions returns which pressure conditions the eviction manager m has set, such as MemoryPressure, for the
+// status of the Node.
 func Conditions(m *eviction.Manager) nodestatus.Pressure {
 	return nodestatus.Pressure{
 		Memory: m.Pressure(v1.NodeMemoryPressure), Disk: m.Pressure(v1.NodeDiskPressure), PID: m.Pressure(v1.NodePIDPressure),

@@ -46,7 +46,7 @@ func Periods(all, criticals time.Duration, byPriority []Period) ([]Period, error
 	return out, nil
 }
 
-// total returns by how long the shutdown of the machine must be delayed.
+// total returns the sum of the grace periods: by how long the shutdown of the machine must be delayed.
 func total(periods []Period) time.Duration {
 	var sum time.Duration
 	for _, p := range periods {

@@ -212,7 +212,8 @@ func release(lock io.Closer) {
 	}
 }
 
-// set records whether the machine is shutting down, and requests an update of the Node status.
+// set records whether the machine is shutting down, which Down returns, and requests an update of the Node status,
+// because the node is not ready during a shutdown.
 func (m *Manager) set(down bool) {
 	m.mu.Lock()
 	m.down = down

@@ -156,16 +156,16 @@ func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) err
 	return nil
 }
 
-// mainSeries sends the most important series of one container, pod or node. labels are the values of
-// containerLabels.
+// mainSeries sends the most important series of one container, pod or node to a channel of metrics. labels are the
+// values of containerLabels.
 type mainSeries struct {
 	ch     chan<- prometheus.Metric
 	help   map[string]string // help texts of the runtime
 	labels []string
 }
 
-// put sends a series with the value v divided by scale, unless v is nil. extra are the keys and values of
-// additional labels.
+// put sends a series with the value v divided by scale, unless v is nil. The help text of the runtime for a series
+// of that name takes precedence over help. extra are the keys and values of additional labels.
 func (m *mainSeries) put(name, help string, kind prometheus.ValueType, v *uint64, scale float64, extra ...string) {
 	if v == nil {
 		return
@@ -233,7 +233,8 @@ func (c *cadvisor) cgroup(uid string) string {
 	return c.hardware.CgroupOf(uid)
 }
 
-// containers sends the most important series of each container of the summary, for a runtime without metrics.
+// containers sends the most important series of each container in s to ch, for a runtime that reports no metrics.
+// help has the runtime's help texts by series.
 func (c *cadvisor) containers(s *statsv1alpha1.Summary, ch chan<- prometheus.Metric, help map[string]string) {
 	for i := range s.Pods {
 		pod := &s.Pods[i]

@@ -105,7 +105,7 @@ func sumMemory(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha
 	return &statsv1alpha1.MemoryStats{Time: metav1.NewTime(now), UsageBytes: &usage, WorkingSetBytes: &working, RSSBytes: &rss}
 }
 
-// value converts an optional value of CRI.
+// value converts an optional number of CRI to a pointer, which is nil if the runtime has not set the number.
 func value(v *runtimeapi.UInt64Value) *uint64 {
 	if v == nil {
 		return nil

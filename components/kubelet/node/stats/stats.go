@@ -56,7 +56,8 @@ type Provider struct {
 	imagesAt  time.Time
 }
 
-// sample is a measurement of CPU time in nanoseconds, from which the next rate is computed.
+// sample is a measurement of the total CPU time of a container or pod in nanoseconds. The difference from the next
+// measurement yields the CPU usage.
 type sample struct {
 	at    time.Time
 	nanos uint64
@@ -420,7 +421,7 @@ func (p *Provider) otherUsage(uid string) (bytes, inodes uint64) {
 }
 
 // OtherFiles returns the disk usage of the pod with that UID, in bytes, apart from writable layers, logs and
-// emptyDir volumes.
+// emptyDir volumes: the files of its ConfigMaps and its hosts file. Eviction adds it to the other usage.
 func (p *Provider) OtherFiles(uid string) int64 {
 	bytes, _ := p.otherUsage(uid)
 	return int64(bytes)
@@ -483,9 +484,9 @@ func (p *Provider) cpu(id string, c *runtimeapi.CpuUsage, now time.Time) *statsv
 	return out
 }
 
-// rate returns the CPU usage of id, in nanoseconds per second, since its last sample, and stores a new
-// sample. nanos is the CPU time at now. It returns nil without a last sample, and the previous rate within a
-// second of it.
+// rate returns the CPU usage of the container or pod id, in nanoseconds of CPU time per second, since the last
+// call, and stores nanos, the total CPU time at now, for the next call. It returns nil on the first call for an id,
+// and the previous result if the last sample is less than a second old.
 func (p *Provider) rate(id string, nanos uint64, now time.Time) *uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

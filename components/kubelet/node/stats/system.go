@@ -15,7 +15,8 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// systemPrefix is the prefix of the keys under which the CPU samples of system containers are stored.
+// systemPrefix is the prefix of the keys under which the CPU samples of the kubelet, the runtime and all pods are
+// stored, so that they differ from the container IDs.
 const systemPrefix = "system/"
 
 // systemContainers returns the usage of the kubelet's process, the runtime's process and all pods. Usage that

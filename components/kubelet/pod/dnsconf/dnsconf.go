@@ -87,7 +87,7 @@ func (n Node) For(pod *v1.Pod, warn func(reason, message string)) (*runtimeapi.D
 	return out, nil
 }
 
-// warnMissing warns, for the pod and the node, that no cluster DNS is configured.
+// warnMissing emits the event that no cluster DNS is configured, for the pod by calling warn, and for the node.
 func (n Node) warnMissing(pod *v1.Pod, warn func(reason, message string)) {
 	const reason = "MissingClusterDNS"
 	message := fmt.Sprintf("kubelet does not have ClusterDNS IP configured and cannot create Pod using %q policy. Falling back to %q policy.", v1.DNSClusterFirst, v1.DNSDefault)

@@ -88,8 +88,8 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// available returns the resources that containers without limits may use: the node's allocatable resources
-// or, where they are set, the pod-level limits.
+// available returns the resources that containers without limits may use: the pod-level limits of CPU and memory,
+// and the node's allocatable resources where the pod has none.
 func available(pod *v1.Pod, allocatable v1.ResourceList) v1.ResourceList {
 	if pod.Spec.Resources == nil || len(pod.Spec.Resources.Limits) == 0 {
 		return allocatable

@@ -217,7 +217,8 @@ func (p *Puller) pullWithBackoff(ctx context.Context, name string, r Request) (r
 	return f.ref, nil
 }
 
-// pullRequired reports whether the pull policy requires a pull. present: the image is present.
+// pullRequired reports whether the image must be pulled because of the pull policy alone. present is true if the
+// node already has the image.
 func (r *Request) pullRequired(present bool) bool {
 	switch r.Policy {
 	case v1.PullAlways:
@@ -240,8 +241,8 @@ func (p *Puller) present(ctx context.Context, name string) (*runtimeapi.Image, e
 	return resp.Image, nil
 }
 
-// credentials returns the result of ask, which is PodCredentials or AllCredentials, or no credentials if ask
-// is nil.
+// credentials calls ask, which is r.PodCredentials or r.AllCredentials, and returns the credentials. If ask is nil,
+// because the caller has none, it returns none.
 func (r *Request) credentials(ctx context.Context, ask func(context.Context) ([]Credential, error)) ([]Credential, error) {
 	if ask == nil {
 		return nil, nil
@@ -317,8 +318,8 @@ func (p *Puller) pull(ctx context.Context, name string, r Request, list []Creden
 	}
 }
 
-// fly executes the pull f: it waits for a slot and tries the credentials of list in order, or none if list is
-// empty, until one succeeds. It sets the result in f.
+// fly executes the pull f. It waits until fewer pulls run than the configured maximum, and then tries the
+// credentials of list in order, or none if list is empty, until one succeeds. It sets the result in f.
 func (p *Puller) fly(ctx context.Context, name string, r Request, list []Credential, f *flight) {
 	if p.slots != nil {
 		select {

@@ -72,7 +72,8 @@ func ParseVerification(policy kubeletv1beta1.ImagePullCredentialsVerificationPol
 	return fmt.Errorf("imagePullCredentialsVerificationPolicy %q: want NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages or AlwaysVerify", policy)
 }
 
-// repositoryOf returns an image name without tag and digest.
+// repositoryOf returns an image name without tag and digest, such as "registry.k8s.io/pause", in which form the
+// kubelet's configuration names images that need no credentials.
 func repositoryOf(image string) string {
 	image, _, _ = strings.Cut(image, "@")
 	if i := strings.LastIndexByte(image, ':'); i > strings.LastIndexByte(image, '/') {
@@ -181,9 +182,9 @@ func (r *Records) Begin(image string) error {
 	return nil
 }
 
-// End records that a pull of image has finished: successfully if ref, the runtime's image reference, is not
-// empty. used is the credential with which the pull succeeded; without Secret and Account, all pods may use
-// the image. Each Begin must be followed by one End.
+// End records that a pull of image has finished. ref is the runtime's image reference, or "" if the pull has
+// failed. used is the credential with which the pull succeeded; without Secret and Account, all pods may use the
+// image. Each Begin must be followed by one End.
 func (r *Records) End(image, ref string, used Credential) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -316,8 +317,8 @@ func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials fu
 	return true, nil
 }
 
-// requiresCredentials reports whether the policy requires credentials for an image that is present. pulled:
-// the kubelet has pulled the image; otherwise it was preloaded.
+// requiresCredentials reports whether the policy requires credentials for an image that is present on the node.
+// pulled is true if the kubelet has pulled the image, and false if the image was preloaded.
 func (r *Records) requiresCredentials(image string, pulled bool) bool {
 	switch r.Policy {
 	case kubeletv1beta1.AlwaysVerify:

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// source is an open file of a log, the current or a rotated one.
+// source is an open file of a container's log from which Read reads: the current file or a rotated one.
 type source struct {
 	f *os.File
 	r io.Reader // uncompressed content

@@ -105,8 +105,8 @@ func (c *Containers) Forget(id string) {
 	}
 }
 
-// Starting records that a created container is being started. hook: it has a postStart hook, which
-// counts as running until HookFinished.
+// Starting records that the created container with that name and ID is being started. hook is true if the container
+// has a postStart hook, which counts as running until HookFinished is called.
 func (c *Containers) Starting(name, id string, hook bool) {
 	c.update(name, func(s *podstate.Slot) { s.RetryAt = time.Time{} })
 	if hook {

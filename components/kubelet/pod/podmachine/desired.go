@@ -104,8 +104,8 @@ func (d *Desired) overdueAfter() time.Duration {
 	return max(time.Duration(grace)*time.Second*3/2, minOverdue)
 }
 
-// reportOverdue adds an event to out, once, when the termination by the kubelet is overdue. stopped: the
-// containers have terminated, so nothing is overdue.
+// reportOverdue adds an event to out, once, when the termination by the kubelet is overdue. If stopped is true, the
+// containers have terminated, and nothing is overdue.
 func (d *Desired) reportOverdue(stopped bool, now time.Time, out *Decision) {
 	if stopped {
 		d.overdueAt = time.Time{}

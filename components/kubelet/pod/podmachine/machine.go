@@ -31,8 +31,9 @@ type Options struct {
 	Limits func(pod *v1.Pod, c *v1.Container) podstate.Resources
 }
 
-// Machine is the state of one pod. It is not safe for concurrent use. Callers may read the exported
-// fields, and change them only by methods.
+// Machine is the state machine of one pod: it stores the state of the pod and decides what to do next, but executes
+// nothing. It is not safe for concurrent use. Callers may read the exported fields, and change them only by
+// methods.
 type Machine struct {
 	Options
 	Desired
@@ -71,7 +72,7 @@ const (
 	Stopped           // nothing runs; cleanup and last status update
 )
 
-// New returns the machine of a pod that was not observed in the runtime yet.
+// New returns the state machine of a pod whose sandboxes and containers have not been read from the runtime yet.
 func New(pod *v1.Pod, o Options) *Machine {
 	return &Machine{
 		Options: o, Desired: Desired{Pod: pod},
@@ -81,7 +82,8 @@ func New(pod *v1.Pod, o Options) *Machine {
 	}
 }
 
-// Input is the input of Step in addition to the machine's state.
+// Input is what Step needs in addition to the state of the Machine: the time, the probe results, and the pod's
+// status in the API.
 type Input struct {
 	Now time.Time
 	// Health are the probe results of containers by ID.

@@ -89,7 +89,8 @@ const resizeRetry = 10 * time.Second
 // Resizable are the resources that a resize may change.
 var Resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
 
-// newResize returns the state of a pod without a resize. s is the status that an earlier kubelet has written.
+// newResize returns the state of a pod without a resize. s is the status that an earlier kubelet has written: it
+// contains the memory requests of the running containers, which the runtime does not store.
 func newResize(s *v1.PodStatus) Resize {
 	return Resize{Actuated: map[string]v1.ResourceRequirements{}, applied: memoryRequestsByID(s)}
 }

@@ -33,8 +33,9 @@ func (r *Resize) stateChanged(pod *v1.Pod, now *ResizeState, d *Decision) {
 	}
 }
 
-// resizeMessage returns the message of a resize event in upstream's format. what is the event, and problem
-// the error, or "". The message contains the requested resources as JSON.
+// resizeMessage returns the message of a resize event in upstream's format: what, such as "started", followed by
+// the requested resources, generation and problem as JSON. generation is that of the pod, and problem the error, or
+// "".
 func resizeMessage(pod *v1.Pod, what string, generation int64, problem string) string {
 	type container struct {
 		Name      string                  `json:"name"`

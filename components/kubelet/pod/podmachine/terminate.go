@@ -130,8 +130,8 @@ func (d *Decision) kill(k *Kill) {
 	}
 }
 
-// Stop decides to stop the container with that ID, because its postStart hook has failed. The caller must
-// execute the decision.
+// Stop decides to stop the container with that ID, because its postStart hook has failed. message is that of the
+// event. The caller must execute the decision.
 func (m *Machine) Stop(id, message string) (d Decision) {
 	d.kill(m.kill(id, message, m.grace(id), false))
 	return d

@@ -77,9 +77,10 @@ func (g *GarbageCollector) Collect(ctx context.Context, rotation podlogs.Rotatio
 	return rotated, errors.Join(errs...)
 }
 
-// collectGarbage is Collect for one pod. each is the number of exited containers to retain per container name
-// in addition to the newest one; a negative value means all. While the pod is terminating or an operation on
-// it is in progress, only logs are rotated.
+// collectGarbage is GarbageCollector.Collect for one pod. each is the number of exited containers to retain per
+// container name in addition to the newest one; a negative value means all. Containers that have exited less than
+// minAge ago are retained, too. While the pod is terminating or an operation on it is in progress, only logs are
+// rotated. rotated is true if a log was rotated.
 func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, each int, minAge time.Duration) (rotated bool, err error) {
 	w.mu.Lock()
 	// Everything of a terminating pod is removed soon. Only logs of running containers can fill the

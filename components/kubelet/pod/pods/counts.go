@@ -55,7 +55,7 @@ func (r *Registry) Count() Counts {
 	return c
 }
 
-// count adds the worker's pod to c. The caller must hold w.mu.
+// count adds the worker's pod, its containers and its pending resize to c. The caller must hold w.mu.
 func (w *worker) count(c *Counts) {
 	m := w.machine
 	for i := range m.Containers.Observed.Containers {

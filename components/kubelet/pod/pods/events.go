@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// exitWaiters has a channel for each client that waits for the exit of a container, for example to stop
-// following its log. Its methods are safe for concurrent use. The zero value has no channels.
+// exitWaiters has a channel for each client of the kubelet that waits for the exit of a container, for example to
+// stop following its log. Its methods are safe for concurrent use. The zero value has no channels.
 type exitWaiters struct {
 	mu    sync.Mutex
 	chans map[string][]chan struct{} // by container ID, closed when the container has exited
@@ -109,8 +109,8 @@ func (m *Manager) watchRuntime(ctx context.Context) {
 	}
 }
 
-// startAll starts the workers of the pods that Set has added before the runtime's event stream was open, and
-// lets Set start later ones immediately.
+// startAll starts the workers of the pods that Set has added while the runtime's event stream was not open, because
+// their events would have been lost. From then on, Set starts workers immediately.
 func (m *Manager) startAll() {
 	m.mu.Lock()
 	m.streamOpen = true

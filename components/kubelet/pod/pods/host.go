@@ -63,7 +63,8 @@ func (e *podEvents) event(pod *v1.Pod, container string, warning bool, reason, m
 	e.events.Event(reference(pod, container), kind, reason, message)
 }
 
-// podWarner returns a function that emits Warning events for a pod.
+// podWarner returns a function that emits Warning events with a reason and a message for the pod, for code that has
+// no access to events.
 func (e *podEvents) podWarner(pod *v1.Pod) func(reason, message string) {
 	return func(reason, message string) { e.event(pod, "", true, reason, message) }
 }

@@ -18,10 +18,10 @@ const (
 	memoryHigh = "memory.high"
 )
 
-// protection returns the contents of the cgroup files that protect the requested memory of a container or
-// pod, by file name. request is in bytes. Guaranteed pods get memory.min, other pods memory.low. Without
-// Tiered or a request both are zero, to reset what an earlier kubelet has set. The result is nil without
-// MemoryQoS.
+// protection returns the contents of the cgroup files that protect the requested memory of a container or pod, by
+// file name. request is in bytes. Guaranteed pods get memory.min, other pods memory.low. If memory is not
+// protected, because Tiered is not configured or there is no request, both are zero, to reset what an earlier
+// kubelet has set. The result is nil if MemoryQoS is not configured.
 func (l *limiter) protection(qos v1.PodQOSClass, request int64) map[string]string {
 	if !l.MemoryQoS {
 		return nil
@@ -37,9 +37,9 @@ func (l *limiter) protection(qos v1.PodQOSClass, request int64) map[string]strin
 	return out
 }
 
-// podMemoryProtection returns the contents of the cgroup files that protect the memory of a whole pod and, if
-// the pod has pod-level resources, throttle it. request and limit are in bytes; limited: every container has
-// a memory limit. The result is nil if no file needs to be written.
+// podMemoryProtection returns the contents of the cgroup files that protect the memory of a whole pod and, if the
+// pod has pod-level resources, throttle the pod. request and limit are in bytes, and limited is true if every
+// container has a memory limit. The result is nil if no file needs to be written.
 func (l *limiter) podMemoryProtection(pod *v1.Pod, request, limit int64, limited bool) map[string]string {
 	var out map[string]string
 	if l.Tiered && request > 0 {
@@ -57,8 +57,8 @@ func (l *limiter) podMemoryProtection(pod *v1.Pod, request, limit int64, limited
 	return out
 }
 
-// memoryHighBytes returns the value of memory.high for a memory request and a limit, all in bytes: request +
-// Throttling * (limit - request), rounded down to whole pages.
+// memoryHighBytes returns the value of memory.high for a memory request and the limit most, all in bytes: request +
+// Throttling * (most - request), rounded down to whole pages.
 func (l *limiter) memoryHighBytes(request, most int64) int64 {
 	const page = 4096
 	return int64(float64(request)+l.Throttling*float64(most-request)) / page * page

@@ -152,9 +152,9 @@ func (w *starter) operate(ctx context.Context, plan *podstate.Plan, starts []pod
 	return w.startContainers(ctx, starts, !plan.NewSandbox)
 }
 
-// startContainers starts containers in order. It returns an error and skips the remaining ones if ctx is
-// done, the runtime is unavailable or an init container fails. Other containers that fail are retried later.
-// recorded: the metric of the pod's first failed start is already recorded.
+// startContainers starts containers in order. It returns an error and skips the remaining ones if ctx is done, the
+// runtime is unavailable or an init container fails. Other containers that fail are retried later. recorded is true
+// if the metric of the pod's first failed start was recorded before; otherwise the first failure records it.
 func (w *starter) startContainers(ctx context.Context, starts []podstate.Start, recorded bool) error {
 	for _, s := range starts {
 		if ctx.Err() != nil {
@@ -212,8 +212,8 @@ func (w *starter) failPreparation() {
 	w.update(func() { w.machine.PrepareFailed(time.Now()) })
 }
 
-// prepare creates the pod's directories and cgroup, prepares its ResourceClaims, and sets up its volumes. It
-// does nothing if the volumes are set up and up to date. Failures emit events.
+// prepare creates the pod's directories and cgroup, prepares its ResourceClaims, and sets up its volumes, before
+// its sandbox is created. It does nothing if the volumes are set up and up to date. Failures emit events.
 func (w *starter) prepare(ctx context.Context) error {
 	pod := w.pod
 	w.mu.Lock()
@@ -285,9 +285,9 @@ func uncancelled(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithCancel(context.WithoutCancel(ctx))
 }
 
-// makeSandbox creates the pod's sandbox and adds it to the observed state. A sandbox without an IP address
-// that needs one is an error. The error is a sandboxStatusError if the sandbox was created but cannot be
-// observed.
+// makeSandbox creates the pod's sandbox with the attempt number, and adds it to the observed state. A sandbox
+// without an IP address that needs one is an error. The error is a sandboxStatusError if the sandbox was created
+// but its status cannot be read.
 func (w *starter) makeSandbox(ctx context.Context, attempt uint32) error {
 	pod := w.pod
 	cfg, err := w.host.configs.sandboxConfig(pod, attempt)

@@ -54,9 +54,9 @@ func (r *reporter) startTime() *metav1.Time {
 	return r.last.StartTime
 }
 
-// observe stores the status of a pod received from the API as the last known one, unless a newer one is
-// known. A rejected status may then be sent again. The status of static pods is ignored: it is that of the
-// mirror pod.
+// observe stores the status in pod, received from the API, as the last known one, unless a newer one is known. If
+// the API server has rejected a status before, it may then be sent again. The status of static pods is ignored,
+// because the API has the status of their mirror pods.
 func (r *reporter) observe(pod *v1.Pod) {
 	if client.Newer(pod.ResourceVersion, r.version) && !IsStatic(pod) {
 		r.halted = false

@@ -52,8 +52,8 @@ func (r *Registry) resourceUse() []podResourceUse {
 	return out
 }
 
-// before compares deferred resizes: by priority, then by QoS class, then by time. It returns a negative
-// number if c gets free resources before d.
+// before compares two deferred resizes by the priority of their pods, then by QoS class, then by the time since
+// when they are deferred, then by UID. It returns a negative number if c gets free resources before d.
 func (c *podResourceUse) before(d *podResourceUse) int {
 	class := map[v1.PodQOSClass]int{v1.PodQOSGuaranteed: 0, v1.PodQOSBurstable: 1, v1.PodQOSBestEffort: 2}
 	return cmp.Or(cmp.Compare(d.priority, c.priority), cmp.Compare(class[QOS(c.pod)], class[QOS(d.pod)]), c.since.Compare(d.since), cmp.Compare(c.pod.UID, d.pod.UID))

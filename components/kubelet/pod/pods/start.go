@@ -46,8 +46,9 @@ func (w *starter) startContainer(ctx context.Context, s podstate.Start) error {
 	return err
 }
 
-// attempt is one attempt to create and start a container. Its steps return nil, a startFailure, or an error
-// that is not related to the container: the context is done or the runtime is unavailable.
+// attempt is one attempt to create and start a container. Its methods are the steps. They return nil, a
+// startFailure, or an error that is not related to the container: that of the context, or that the runtime is
+// unavailable.
 type attempt struct {
 	*starter
 	start     podstate.Start
@@ -242,8 +243,9 @@ func (a *attempt) fail(ctx context.Context, reason, message string, retryAt time
 	return &startFailure{reason, message}
 }
 
-// failWithEvent is fail with an event and a retry after startRetryInterval. It returns ctx's error if ctx is
-// done, because the failure is not related to the container then.
+// failWithEvent emits a Warning event with the reason and message, and records the failure like fail, with a retry
+// after startRetryInterval. If ctx is done it does neither and returns ctx's error, because the failure is not
+// related to the container then.
 func (a *attempt) failWithEvent(ctx context.Context, reason, message string) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -415,8 +417,9 @@ func pullAccount(a *v1.ServiceAccount) *kubeletv1beta1.ImagePullServiceAccount {
 	return &kubeletv1beta1.ImagePullServiceAccount{UID: string(a.UID), Namespace: a.Namespace, Name: a.Name}
 }
 
-// linkLog creates the link by which log collectors find the log of the container id. An error is only logged,
-// because containers run without links.
+// linkLog creates the link by which log collectors find the log of the container id. attempt is the attempt number
+// of the container, which is part of the name of its log file. An error is only logged, because containers run
+// without links.
 func (l *logFiles) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
 	if l.Containers == "" {
 		return

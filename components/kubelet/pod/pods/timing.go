@@ -99,8 +99,8 @@ func (t *timing) allStarted(pod *v1.Pod) {
 	t.metrics.PodStarted(pod, time.Since(pod.CreationTimestamp.Time), idle)
 }
 
-// terminating records when the pod's termination has started and, when stopped is first true, how long it
-// took. stopped: no process of the pod runs.
+// terminating records when the pod's termination has started and, when it is first called with stopped, how long
+// the termination took. stopped is true if no process of the pod runs.
 func (t *timing) terminating(stopped bool, now time.Time) {
 	switch {
 	case t.terminationRecorded:

@@ -95,7 +95,8 @@ func newWorker(h *host, pod *v1.Pod) *worker {
 	return w
 }
 
-// kick wakes the loop of the worker. It does not block, and the caller may hold mu.
+// kick wakes the loop of the worker, so that it executes the next step. It does not block, and the caller may hold
+// mu.
 func (w *worker) kick() {
 	select {
 	case w.wake <- struct{}{}:
@@ -103,7 +104,8 @@ func (w *worker) kick() {
 	}
 }
 
-// update calls f, which changes the worker's state, with mu held, and wakes the loop.
+// update calls f, which changes the worker's state, with mu held, and then wakes the loop of the worker, so that it
+// acts on the change.
 func (w *worker) update(f func()) {
 	w.mu.Lock()
 	f()

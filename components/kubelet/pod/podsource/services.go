@@ -41,8 +41,9 @@ func (s *Services) Run(ctx context.Context) error {
 	return nil
 }
 
-// List returns all Services. With wait it waits up to ten seconds until they are synced and then returns an
-// error; otherwise it returns those that are already known. Without an API server there are none.
+// List returns all Services. With wait, it waits up to ten seconds until the informer has synced, and returns an
+// error after that. Without wait, it returns the Services that are already known. Without an API server there are
+// none.
 func (s *Services) List(ctx context.Context, wait bool) ([]*v1.Service, error) {
 	if s.informer == nil {
 		return nil, nil

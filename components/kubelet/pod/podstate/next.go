@@ -187,9 +187,9 @@ func (in *Input) allDone() bool {
 	return true
 }
 
-// initContainers adds the next init containers to start, and those to stop, to the plan. initialized is true
-// if all have completed, so that the app containers may start. failed is true if one has failed permanently,
-// so that they never will. sandbox is the current sandbox, or nil.
+// initContainers adds the next init containers to start, and those to stop, to the plan p. sandbox is the current
+// sandbox, or nil. initialized is true if all have completed, so that the app containers may start. failed is true
+// if one has failed permanently, so that the app containers never start.
 func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed bool) {
 	inits := in.Pod.Spec.InitContainers
 	here := func(name string) *Container {
@@ -240,9 +240,9 @@ func (in *Input) initContainers(p *Plan, sandbox *Sandbox) (initialized, failed 
 	return true, false
 }
 
-// sidecar adds the start or stop of a sidecar to the plan, if required. st is its state in the current
-// sandbox, or nil if it was never created. runs is true if the sidecar has started and is not being stopped,
-// so that the next container may start.
+// sidecar adds the start or stop of a sidecar to the plan p, if required. st is its state in the current sandbox,
+// or nil if it was never created. runs is true if the sidecar has started and is not being stopped, so that the
+// next container may start.
 func (in *Input) sidecar(p *Plan, c *v1.Container, st *Container) (runs bool) {
 	switch {
 	case st != nil && st.State == Running:
@@ -257,9 +257,10 @@ func (in *Input) sidecar(p *Plan, c *v1.Container, st *Container) (runs bool) {
 	return false
 }
 
-// regularInitContainer adds the start or stop of an init container that must complete once to the plan, if
-// required. st is its state, which exists. later: a later init container was created, so this one must have
-// completed. ended is true if the init container has completed, failed if it has failed permanently.
+// regularInitContainer adds the start or stop of an init container that must complete once to the plan p, if
+// required. st is its state, which exists. later is true if a later init container was created: the container then
+// counts as completed, although its exit code may be lost. ended is true if the container has completed, and failed
+// if it has failed permanently.
 func (in *Input) regularInitContainer(p *Plan, c *v1.Container, st *Container, later bool) (ended, failed bool) {
 	switch st.State {
 	case Running:
@@ -296,9 +297,9 @@ func (in *Input) started(st *Container) bool {
 	return !h.PostStartRunning && (h.Startup == NoProbe || h.Startup == Success)
 }
 
-// checkRunning plans to stop a running container if its definition has changed, or if its startup or liveness
-// probe has failed. always: the container is a sidecar, which is always restarted. It reports whether the
-// container continues to run.
+// checkRunning adds a running container to those that the plan p stops if its definition has changed, or if its
+// startup or liveness probe has failed. always is true for a sidecar, which is always restarted. It returns true if
+// the container continues to run.
 func (in *Input) checkRunning(p *Plan, c *v1.Container, st *Container, always bool) bool {
 	h := in.Health[st.ID]
 	switch {
@@ -314,8 +315,9 @@ func (in *Input) checkRunning(p *Plan, c *v1.Container, st *Container, always bo
 	return false
 }
 
-// fail plans to stop a container because a probe of that name has failed. always: the container is a sidecar.
-// Whether the container is restarted depends only on the restart policy, not on the exit code.
+// fail adds a container to those that the plan p stops, because the startup or liveness probe has failed. always is
+// true for a sidecar, which is always restarted. Whether another container is restarted depends only on the restart
+// policy, not on the exit code.
 func (in *Input) fail(p *Plan, c *v1.Container, st *Container, probe string, always bool) {
 	policy := policy(in.Pod, c)
 	restarts := always || policy != v1.RestartPolicyNever
@@ -326,8 +328,8 @@ func (in *Input) fail(p *Plan, c *v1.Container, st *Container, probe string, alw
 // know its state.
 const inUnknownState = `is in "unknown" state, try killing it before restart`
 
-// killMessage returns the event message for a container that is stopped. why is the reason, and restarts
-// whether the container is restarted.
+// killMessage returns the event message for a container that is stopped. why is the reason. restarts is true if the
+// container is restarted, which the message then announces; upstream's message for a sidecar does not.
 func killMessage(c *v1.Container, sidecar bool, why string, restarts bool) string {
 	switch {
 	case sidecar:
@@ -338,8 +340,8 @@ func killMessage(c *v1.Container, sidecar bool, why string, restarts bool) strin
 	return "Container " + c.Name + " " + why
 }
 
-// kill adds a container to those that the plan stops, unless it is already being stopped. replace: it is
-// restarted regardless of the restart policy.
+// kill adds a container to those that the plan p stops, unless it is already being stopped. message is that of the
+// event. With replace, the container is restarted regardless of the restart policy.
 func (in *Input) kill(p *Plan, c *v1.Container, st *Container, message string, replace bool) {
 	if in.Slots[c.Name].Killing {
 		return
@@ -357,8 +359,8 @@ func (p *Plan) killing(id string) bool {
 	return false
 }
 
-// appContainers adds the app containers to start or to stop to the plan. keep is false if none is running or
-// will be started, so that the pod is complete.
+// appContainers adds the app containers to start or to stop to the plan p. sandbox is the pod's current sandbox, or
+// nil. keep is false if no app container runs or will be started, so that the pod is complete.
 func (in *Input) appContainers(p *Plan, sandbox *Sandbox) (keep bool) {
 	for i := range in.Pod.Spec.Containers {
 		c := &in.Pod.Spec.Containers[i]
@@ -429,8 +431,9 @@ func (in *Input) isSidecar(name string) bool {
 	return false
 }
 
-// watchAppContainers stops failing app containers while initialization is incomplete, for example
-// when a sidecar restarts.
+// watchAppContainers adds the running app containers whose probes have failed or whose definition has changed to
+// those that the plan p stops. It is called while initialization is incomplete, for example when a sidecar
+// restarts: no app containers are started then, but failing ones must be stopped.
 func (in *Input) watchAppContainers(p *Plan) {
 	for i := range in.Pod.Spec.Containers {
 		c := &in.Pod.Spec.Containers[i]

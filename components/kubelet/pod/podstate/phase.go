@@ -6,9 +6,9 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// phase computes the phase of the pod from the container statuses in s. stopped: no container runs, and none
-// is started any more. underWay: an app container was created in the pod's sandbox, so a restarting sidecar
-// does not reset the phase to Pending.
+// phase computes the phase of the pod from the container statuses in s. stopped is true if no container runs and
+// none is started any more. underWay is true if an app container was created in the pod's current sandbox, so that
+// a restarting sidecar does not reset the phase to Pending.
 func phase(pod *v1.Pod, s *v1.PodStatus, stopped, underWay bool) v1.PodPhase {
 	var pendingInit, pendingSidecar, running, waiting, ended, over, succeeded int
 	for i := range pod.Spec.InitContainers {

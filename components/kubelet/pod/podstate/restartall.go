@@ -46,8 +46,8 @@ func triggersRestartAll(c *v1.Container, st *Container) bool {
 	return st.State == Exited && matchingRuleAction(c, st.ExitCode) == v1.ContainerRestartRuleActionRestartAllContainers
 }
 
-// restartingAll reports whether all containers are being restarted: a restart rule has triggered it, now or
-// in an earlier step, and there are still containers to remove.
+// restartingAll reports whether all containers of the pod are being restarted, because a restart rule with the
+// action RestartAllContainers has matched, now or in an earlier step, and there are still containers to remove.
 func (in *Input) restartingAll() bool {
 	if !canRestartAll(in.Pod) {
 		return false

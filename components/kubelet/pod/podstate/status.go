@@ -189,8 +189,8 @@ func (in *StatusInput) addresses(s *v1.PodStatus) {
 const unknownStatus = "ContainerStatusUnknown"
 
 // container computes the status of one container from its latest attempt in the runtime, or from its previous
-// status if the runtime does not have it. hasInit: the pod has init containers, which determines the reason
-// of waiting containers.
+// status if the runtime does not have it. hasInit is true if the pod has init containers: a waiting container then
+// has the reason PodInitializing instead of ContainerCreating.
 func (in *StatusInput) container(c *v1.Container, kind Kind, hasInit bool) v1.ContainerStatus {
 	old := StatusOf(in.Last, c.Name)
 	latest := in.Observed.Latest(c.Name)

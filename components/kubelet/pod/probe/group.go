@@ -12,8 +12,8 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// Group runs the probes of a running container in goroutines: first the startup probe and, after it has
-// succeeded, the liveness and readiness probes.
+// Group is the set of probes of one running container. They run in goroutines: first the startup probe and, after
+// it has succeeded, the liveness and readiness probes.
 type Group struct {
 	cancel context.CancelFunc
 	wait   sync.WaitGroup
@@ -118,10 +118,10 @@ func (g *Group) Stop() {
 // minEarlyInterval is the initial interval of early probes of a container that has just started.
 const minEarlyInterval = 20 * time.Millisecond
 
-// loop runs the probe spec periodically and stores the results in field, until ctx is done or the result is
-// final: a startup probe has succeeded (true is returned), or a startup or liveness probe has failed. name is
-// Startup, Liveness or Readiness. from is when the container was started or its startup probe succeeded; the
-// probe does not start earlier.
+// loop runs the probe spec periodically and stores the results in field, until ctx is done or the result is final:
+// a startup probe has succeeded, or a startup or liveness probe has failed. It returns true in the first of these
+// cases. name is Startup, Liveness or Readiness. from is when the container was started or its startup probe
+// succeeded; the probe does not run earlier.
 func (g *Group) loop(ctx context.Context, name string, spec *v1.Probe, from time.Time, field func(*podstate.Health) *podstate.Result) bool {
 	period := time.Duration(max(spec.PeriodSeconds, 1)) * time.Second
 	if spec.PeriodSeconds == 0 {
@@ -221,7 +221,8 @@ func (g *Group) attempt(ctx context.Context, spec *v1.Probe) (answer Answer, tex
 	return Unknown, text, err
 }
 
-// set stores the result r in the field of the health, and calls changed if it differs.
+// set stores the result r in the field of the probe results, and calls changed if it differs from the previous
+// result, so that the worker of the pod acts on it.
 func (g *Group) set(field func(*podstate.Health) *podstate.Result, r podstate.Result) {
 	g.mu.Lock()
 	f := field(&g.health)

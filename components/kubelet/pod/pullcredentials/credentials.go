@@ -216,7 +216,8 @@ func annotations(t *kubeletv1.ServiceAccountTokenAttributes, account *v1.Service
 	return out, nil
 }
 
-// splitImage returns the registry of an image, and the image without tag and digest, which are cache keys.
+// splitImage returns the registry of an image, and the image without tag and digest. A provider's response can be
+// cached for either of them.
 func splitImage(image string) (registry, repository string) {
 	repository, _, _ = strings.Cut(image, "@")
 	if i := strings.LastIndexByte(repository, ':'); i > strings.LastIndexByte(repository, '/') {
@@ -226,9 +227,9 @@ func splitImage(image string) (registry, repository string) {
 	return registry, repository
 }
 
-// cached returns the cached response of a provider for the request r, or runs the provider. suffix makes the
-// cache key specific to a service account; it may be empty. Concurrent calls for the same request share one
-// run.
+// cached returns the cached response of a provider for the request r, or runs the provider. If the response depends
+// on the service account, suffix distinguishes its cache entries from those of other service accounts; otherwise it
+// is empty. Concurrent calls for the same request share one run.
 func (p *Providers) cached(ctx context.Context, one *kubeletv1.CredentialProvider, r providerv1.CredentialProviderRequest, suffix string) (map[string]providerv1.AuthConfig, error) {
 	registry, repository := splitImage(r.Image)
 	keys := map[providerv1.PluginCacheKeyType]string{

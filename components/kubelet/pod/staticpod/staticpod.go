@@ -244,8 +244,8 @@ func (s *Source) paths() ([]string, error) {
 	return out, err
 }
 
-// decodeFile returns the pod of a manifest with the content raw, as decode does. file is the path of the
-// manifest; its modification time is stored in an annotation.
+// decodeFile returns the pod of a manifest file for the node nodeName. raw is the content, in YAML or JSON, and
+// file the path, whose modification time is stored in an annotation. It returns an error if the pod cannot be run.
 func decodeFile(raw []byte, file, nodeName string) (*v1.Pod, error) {
 	doc, err := yaml.YAMLToJSON(raw)
 	if err != nil {

@@ -26,7 +26,8 @@ type Cache struct {
 	cache map[tokenKey]token
 }
 
-// tokenKey identifies a token by what it was requested for. seconds is the requested lifetime.
+// tokenKey identifies a token in the cache: the pod, its service account, the audience, and the requested lifetime
+// in seconds.
 type tokenKey struct {
 	pod      types.UID
 	account  string

@@ -46,8 +46,8 @@ func Configured(ctx context.Context, most int64) (Ranges, error) {
 	})
 }
 
-// readRanges returns the ranges in the output of getsubids, which run runs with arguments. The subordinate
-// user and group IDs must be the same.
+// readRanges runs getsubids by calling run, for the subordinate user IDs and group IDs of the user kubelet, which
+// must be the same, and returns them as ranges. It returns an error if they do not suffice for most pods.
 func readRanges(ctx context.Context, most int64, run func(ctx context.Context, args ...string) ([]byte, error)) (Ranges, error) {
 	ctx, cancel := context.WithTimeout(ctx, getsubidsTimeout)
 	defer cancel()

@@ -58,9 +58,11 @@ type BlockType interface {
 	SetUpBlock(ctx context.Context, r PersistentRequest) (Result, error)
 }
 
-// Claim is the Type of volumes that refer to a PersistentVolumeClaim, including the claim of a generic
-// ephemeral volume. It finds the PersistentVolume of the claim, checks that this node may use it, and sets it
-// up by the PersistentType of the volume. |https://kubernetes.io/docs/concepts/storage/persistent-volumes/
+// Claim is the Type of volumes that refer to a PersistentVolumeClaim, including the claim of a generic ephemeral
+// volume. It finds the PersistentVolume of the claim, checks that this node may use it, and sets it up by the
+// PersistentType of the volume.
+//
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/
 type Claim struct {
 	Claims Claims
 	// Node returns the Node object, or nil while it is not known.
@@ -126,8 +128,9 @@ func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {
 	return Result{}, ErrUnsupported
 }
 
-// setUp sets up a PersistentVolume by its type own. volumes is the pod's volumes directory, and block is true
-// for volumeMode Block. Errors of the type are returned as a Failure, which appears in the pod's events.
+// setUp sets up a PersistentVolume. own is the type that supports it, and volumes is the pod's volumes directory.
+// block is true for volumeMode Block. Errors of the type are returned as a Failure, which appears in the pod's
+// events.
 func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentRequest, volumes string, block bool) (Result, error) {
 	parent, setUp, operation := filepath.Join(volumes, own.Name()), own.SetUpPersistent, "MountVolume.SetUp"
 	if block {

@@ -144,8 +144,8 @@ func (t Projected) SetUp(ctx context.Context, r Request) (Result, error) {
 	return write(r, payload, true, refresh)
 }
 
-// write writes payload into the volume's directory on disk or, with memory, into a tmpfs mounted there, and
-// changes the group to the pod's fsGroup. refresh is that of the Result.
+// write writes payload into the volume's directory on disk or, with memory, into a tmpfs mounted there, and changes
+// the group to the pod's fsGroup. refresh is when the volume must be updated next, which the Result contains.
 func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, error) {
 	fresh, err := makeDir(r.Dir)
 	if err != nil {
@@ -168,7 +168,7 @@ func write(r Request, payload Payload, memory bool, refresh time.Time) (Result, 
 	return Result{Path: r.Dir, ReadOnly: true, Relabel: true, Refresh: refresh}, nil
 }
 
-// keys selects the keys of an object that become files.
+// keys selects the keys of a ConfigMap or Secret that become files of a volume, and the mode of these files.
 type keys struct {
 	items    []v1.KeyToPath // empty means all keys, with their names as paths
 	mode     os.FileMode    // default mode

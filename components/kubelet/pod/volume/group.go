@@ -69,7 +69,8 @@ func setGroup(root string, group int64, readOnly bool) error {
 	return setGroupCounting(root, group, readOnly, &atomic.Int64{})
 }
 
-// setGroupCounting is setGroup that also adds the number of processed files to files.
+// setGroupCounting does what setGroup does, and adds to files while it processes them, so that another goroutine
+// can report the progress.
 func setGroupCounting(root string, group int64, readOnly bool, files *atomic.Int64) error {
 	g := groupChange{group: int(group), mask: 0o660, files: files}
 	if readOnly {

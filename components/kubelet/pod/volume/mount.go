@@ -101,8 +101,9 @@ type contentMismatchError struct{ error }
 
 func (o *contentMismatchError) Unwrap() error { return o.error }
 
-// content returns the type of the file system on a device, a text if it has only a partition table, and "" if
-// blkid recognizes nothing, so that the device may be formatted.
+// content returns the type of the file system on a device, such as "ext4". If blkid finds only a partition table,
+// it returns a text for error messages; if blkid recognizes nothing, so that the device may be formatted, it
+// returns "".
 func content(ctx context.Context, device string) (string, error) {
 	out, err := RunTool(ctx, "blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device)
 	var exit *exec.ExitError

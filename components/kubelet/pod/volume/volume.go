@@ -142,7 +142,8 @@ func (s *Set) SetUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Result, err
 	return Result{}, ErrUnsupported
 }
 
-// pluginOf returns the plugin name in metrics of the volume v, whose Type has the directory name dir.
+// pluginOf returns the plugin name of the volume v, which is a label of volume metrics. dir is the directory name
+// of its Type.
 func pluginOf(dir string, v *v1.Volume) string {
 	driver := ""
 	if v.CSI != nil {
@@ -151,8 +152,8 @@ func pluginOf(dir string, v *v1.Volume) string {
 	return pluginName(dir, driver)
 }
 
-// pluginName returns the plugin name in metrics of the Type with the directory name dir. driver is the name
-// of the CSI driver, or "".
+// pluginName returns the plugin name, a label of volume metrics, of the Type with the directory name dir. driver is
+// the name of the CSI driver, or "" for other volumes.
 func pluginName(dir, driver string) string {
 	name := strings.ReplaceAll(dir, "~", "/")
 	if name == "" {

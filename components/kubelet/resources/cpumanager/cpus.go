@@ -219,8 +219,9 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	return m.hints(pod, int(topology.Request(pod, func(c *v1.Container) int64 { return int64(m.exclusiveCPUs(pod, c)) })), own)
 }
 
-// hints returns the topology hints for n CPUs of a pod, or nil if n is 0. own are the CPUs that the pod
-// already has, such as after a restart of the kubelet; the pod keeps them. The caller must hold mu.
+// hints returns the topology hints for n CPUs of a pod: the sets of NUMA nodes that have enough CPUs. It returns
+// nil if n is 0. own are the CPUs that the pod already has, such as after a restart of the kubelet; the pod keeps
+// them. The caller must hold mu.
 func (m *Manager) hints(pod *v1.Pod, n int, own cpuset.CPUSet) topology.Hints {
 	if n == 0 {
 		return nil
@@ -281,9 +282,9 @@ func (m *Manager) reusable(pod *v1.Pod) cpuset.CPUSet {
 	return out
 }
 
-// Allocate allocates exclusive CPUs, preferably on the NUMA nodes, to a container that must get them. The
-// allocation is final after Settle. It returns an error if too few CPUs are free, or an *AlignmentError. It
-// implements topology.Provider.
+// Allocate allocates exclusive CPUs, preferably on the NUMA nodes, to a container that must get them. It does
+// nothing for other containers. The allocation is reverted unless Settle is called with ok. It returns an error if
+// too few CPUs are free, or an *AlignmentError. It implements topology.Provider.
 func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -338,8 +339,8 @@ func (m *Manager) Shared() cpuset.CPUSet {
 	return m.shared()
 }
 
-// choose chooses n CPUs: first of again, the CPUs that the container can reuse, then of free on the NUMA
-// nodes, then of free elsewhere. It returns an error if there are too few, or an *AlignmentError.
+// choose chooses n CPUs for a container: first those in again, which the container can reuse, then those in free on
+// the NUMA nodes, then others in free. It returns an error if there are too few, or an *AlignmentError.
 func (m *Manager) choose(free, again cpuset.CPUSet, n int, nodes numa.Set) (cpuset.CPUSet, error) {
 	threads := m.cfg.Machine.Threads()
 	if m.cfg.FullPCPUsOnly && n%threads != 0 {

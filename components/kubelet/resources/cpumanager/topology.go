@@ -126,7 +126,8 @@ func (t Topology) Count() (cores, sockets int64) {
 	return int64(len(t.groupBy(t.All(), core))), int64(len(t.groupBy(t.All(), func(c CPU) int { return c.Socket })))
 }
 
-// groupBy groups the CPUs of the set of by the key that by returns.
+// groupBy divides the CPUs in of into groups with equal results of by, such as the socket of a CPU. The map's keys
+// are these results.
 func (t Topology) groupBy(of cpuset.CPUSet, by func(CPU) int) map[int]cpuset.CPUSet {
 	out := map[int]cpuset.CPUSet{}
 	for _, c := range t {
@@ -140,10 +141,10 @@ func (t Topology) groupBy(of cpuset.CPUSet, by func(CPU) int) map[int]cpuset.CPU
 // core returns a key that identifies the physical core of a CPU on the machine.
 func core(c CPU) int { return c.Socket<<16 | c.Core }
 
-// Choose returns n CPUs of free, which must contain at least n. It chooses whole sockets and NUMA
-// nodes while they fit, the larger of the two first; then, with byCache, all CPUs of a cache; then
-// whole cores; then threads of partially used cores. Among equal candidates it prefers those in the
-// fullest socket and node.
+// Choose returns n CPUs of free, which must contain at least n. It takes whole sockets and NUMA nodes while they
+// fit, the larger of the two first. With byCache it then takes all CPUs that share a cache, then whole cores, and
+// at the end threads of partially used cores. Among equal candidates it prefers those in the socket and node with
+// the fewest free CPUs.
 func (t Topology) Choose(free cpuset.CPUSet, n int, byCache bool) cpuset.CPUSet {
 	socket, node := func(c CPU) int { return c.Socket }, func(c CPU) int { return c.NUMA }
 	levels := []func(CPU) int{socket, node}
@@ -181,9 +182,9 @@ func (t Topology) Choose(free cpuset.CPUSet, n int, byCache bool) cpuset.CPUSet 
 	return out
 }
 
-// packedOrder returns the keys of groups sorted by the number of free CPUs in their socket and NUMA node, so
-// that the fullest ones are used first, then by their lowest CPU. levels return the socket and the node of a
-// CPU.
+// packedOrder returns the keys of groups sorted by the number of free CPUs in their socket and NUMA node, fewest
+// first, so that sockets and nodes are filled up, then by their lowest CPU. levels are the functions that return
+// the socket and the node of a CPU.
 func (t Topology) packedOrder(groups map[int]cpuset.CPUSet, free cpuset.CPUSet, levels []func(CPU) int) []int {
 	where := map[int]CPU{}
 	for _, c := range t {

@@ -157,8 +157,9 @@ func (g *Grant) ids() []string {
 }
 
 // Allocate allocates the devices that a container requests, preferably on the NUMA nodes. Devices of init
-// containers that terminate are reused for later containers. The allocation is final after Settle. It returns
-// an error if there are too few healthy devices or the plugin fails. It implements topology.Provider.
+// containers that terminate are reused for later containers. The allocation is reverted unless Settle is called
+// with ok. It returns an error if there are too few healthy devices or the plugin fails. It implements
+// topology.Provider.
 func (m *Manager) Allocate(ctx context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
 	if !m.containerNeedsDevices(c) {
 		return nil
@@ -282,8 +283,9 @@ func (m *Manager) reusable(pod *v1.Pod, name string) []string {
 	return slices.Sorted(maps.Keys(out))
 }
 
-// allocate allocates n devices of a resource to one container, preferring devices on the NUMA
-// nodes. The caller must hold allocating.
+// allocate allocates n devices of a resource to one container, preferring devices on the NUMA nodes. It does
+// nothing if the container already has devices of the resource. The caller must hold the lock allocating, so that
+// no other allocation takes the same devices while the plugin is called.
 func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name string, n int, nodes numa.Set) error {
 	m.mu.Lock()
 	if m.grants[pod.UID][container][name] != nil {

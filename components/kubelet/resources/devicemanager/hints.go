@@ -55,9 +55,10 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	return out
 }
 
-// hints returns the hints for n devices of a resource, or nil if its devices are not on NUMA nodes. The list
-// is empty if there are too few devices. own are the devices that the pod already has, such as after a
-// restart of the kubelet; the pod keeps them. The caller must hold mu.
+// hints returns the topology hints for n devices of a resource: the sets of NUMA nodes that have enough devices. It
+// returns nil if the devices of the resource are not on NUMA nodes, and an empty list if there are too few devices.
+// own are the devices that the pod already has, such as after a restart of the kubelet; the pod keeps them. The
+// caller must hold mu.
 func (m *Manager) hints(pod *v1.Pod, name string, n int, own []string) []topology.Hint {
 	p := m.resources[name]
 	aligned := false

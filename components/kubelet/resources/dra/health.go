@@ -41,7 +41,8 @@ type health struct {
 type device struct{ pool, name string }
 
 // watchHealth receives the health of a driver's devices (KEP-4680) on the connection conn until ctx is done.
-// versions are the services of the driver; if it does not report health, watchHealth returns immediately.
+// versions are the gRPC services that the driver has registered; if none of them reports health, watchHealth
+// returns immediately.
 func (m *Manager) watchHealth(ctx context.Context, driver string, conn *grpc.ClientConn, versions []string) {
 	var open func() (healthv1.DRAResourceHealth_NodeWatchResourcesClient, error)
 	switch {

@@ -162,8 +162,8 @@ func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	return m.hints(pod, all, own)
 }
 
-// hints returns the hints for requests of all memory types together; each type has the same hints. want are
-// the bytes by memory type. own is the memory that the pod already has, such as after a restart of the
+// hints returns the topology hints for all memory types of want together; each type has the same hints. want has
+// the requested bytes by memory type. own is the memory that the pod already has, such as after a restart of the
 // kubelet; the pod keeps it. The caller must hold mu.
 func (m *Manager) hints(pod *v1.Pod, want map[v1.ResourceName]int64, own []Block) topology.Hints {
 	if len(want) == 0 {
@@ -201,9 +201,9 @@ func assignedHints(want map[v1.ResourceName]int64, own []Block) topology.Hints {
 	return out
 }
 
-// fitting returns the sets of NUMA nodes that can satisfy all requests of want. A node is allocated either
-// alone or always in the same group of nodes, so sets that overlap a group are excluded. The caller must hold
-// mu.
+// fitting returns the sets of NUMA nodes that can satisfy all requests of want. A node is allocated either alone or
+// always in the same group of nodes, so a set that contains only a part of a group, or a group and other nodes, is
+// excluded. The caller must hold mu.
 func (m *Manager) fitting(pod *v1.Pod, want map[v1.ResourceName]int64) []topology.Hint {
 	nodes := machineState(m.cfg.Machine, m.cfg.Reserved, m.assignments)
 	all := m.cfg.Machine.All()
@@ -266,8 +266,8 @@ func (m *Manager) freeInactive(but types.UID) {
 	maps.DeleteFunc(m.assignments, func(uid types.UID, _ map[string][]Block) bool { return gone(uid) })
 }
 
-// Allocate allocates the memory that a container requests, on the NUMA nodes or more of them. The allocation
-// is final after Settle. It returns an error if there is too little free memory. It implements
+// Allocate allocates the memory that a container requests, on the NUMA nodes or more of them. The allocation is
+// reverted unless Settle is called with ok. It returns an error if there is too little free memory. It implements
 // topology.Provider.
 func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
 	want := m.requests(pod, c)

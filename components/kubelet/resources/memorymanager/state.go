@@ -41,7 +41,8 @@ type nodeState struct {
 	Group []int `json:"cells"`
 }
 
-// group returns the NUMA nodes of Group.
+// group returns the NUMA nodes among which the node's memory is allocated together: the node alone, or all nodes of
+// the same allocations.
 func (n *nodeState) group() numa.Set { return numa.Of(n.Group...) }
 
 // state is the content of the state file, in upstream's format. The checksum covers the other fields.

@@ -20,7 +20,8 @@ type Hint struct {
 // An empty list means that the request cannot be satisfied.
 type Hints map[string][]Hint
 
-// merger finds the NUMA nodes that suit all resources of a container or pod best.
+// merger finds the NUMA nodes that suit all resources of a container or pod best, by combining the hints of the
+// resources.
 type merger struct {
 	all     numa.Set
 	machine numa.Machine
@@ -31,8 +32,9 @@ type merger struct {
 	aim int
 }
 
-// merge returns the best intersection of one hint of each resource, by comparing all combinations. lists are
-// the hints by resource. Without a combination it returns all nodes, not preferred.
+// merge combines one hint of each resource in all possible ways, and returns the best combination: the nodes that
+// are in all of its hints. lists are the hints by resource. If no combination has a common node, it returns all
+// nodes as a hint that is not preferred.
 func (m *merger) merge(lists [][]Hint) Hint {
 	m.aim = 0
 	for _, list := range lists {
@@ -64,8 +66,9 @@ func (m *merger) merge(lists [][]Hint) Hint {
 	return *best
 }
 
-// intersect returns the intersection of one hint per resource. It is preferred if all hints are
-// preferred and have the same nodes.
+// intersect returns the nodes that are in all hints, of which there is one per resource. The result is preferred if
+// all hints are preferred and have the same nodes. Hints without nodes are ignored, because the nodes do not matter
+// for their resource.
 func (m *merger) intersect(hints []Hint) Hint {
 	out := Hint{Nodes: m.all, Preferred: true}
 	var first numa.Set
@@ -86,8 +89,8 @@ func (m *merger) intersect(hints []Hint) Hint {
 	return out
 }
 
-// better returns the better of two merged hints: now, which may be nil, and other. An empty set of nodes is
-// never better.
+// better returns the better one of now, the best hint so far or nil, and other. A preferred hint is better than
+// another. A hint with an empty set of nodes is never better.
 func (m *merger) better(now *Hint, other Hint) *Hint {
 	if other.Nodes == 0 {
 		return now

@@ -20,9 +20,9 @@ func Inactive(active func() []*v1.Pod, known func() bool, but types.UID) func(ty
 	return func(uid types.UID) bool { return !stay[uid] }
 }
 
-// Settle implements Provider.Settle for a provider that stores allocations in the map held, by pod. If ok is
-// true, it saves the allocations. Otherwise, or if saving fails, it removes those of the pod. The caller must
-// hold the lock of the map.
+// Settle implements Provider.Settle for a provider that stores allocations in the map held, by pod. If ok is true,
+// it calls save, which writes the state file. If ok is false or save fails, it removes the allocations of the pod.
+// The caller must hold the lock of the map.
 func Settle[T any](held map[types.UID]T, pod types.UID, ok bool, save func() error) error {
 	if _, has := held[pod]; !has {
 		return nil

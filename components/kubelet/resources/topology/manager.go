@@ -176,7 +176,8 @@ func (m *Manager) admit(ctx context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// countAlignment counts in the metrics whether the policy single-numa-node could align a container or pod.
+// countAlignment counts in the metrics whether (ok) the resources of a container or pod could be aligned on one
+// NUMA node. scope is "container" or "pod". With policies other than single-numa-node it does nothing.
 func (m *Manager) countAlignment(scope string, ok bool) {
 	if m.cfg.Policy == SingleNode {
 		m.cfg.Metrics.Aligned(scope, telemetry.OnNUMANode, ok)
@@ -186,8 +187,9 @@ func (m *Manager) countAlignment(scope string, ok bool) {
 // enabled reports whether a policy other than none is configured.
 func (m *Manager) enabled() bool { return m.cfg.Policy != "" && m.cfg.Policy != None }
 
-// place returns the NUMA nodes that suit the hints of all providers best. ask returns the hints of a provider
-// for the container or pod. It returns ErrAffinity if the policy does not accept the nodes.
+// place returns the NUMA nodes that suit the hints of all providers best. ask calls Hints or PodHints of a
+// provider, for the container or pod that is admitted. It returns ErrAffinity if the policy does not accept the
+// nodes.
 func (m *Manager) place(ask func(Provider) Hints) (numa.Set, error) {
 	var lists [][]Hint
 	for _, p := range m.cfg.Providers {
@@ -269,9 +271,10 @@ func Request(pod *v1.Pod, need func(*v1.Container) int64) int64 {
 	return max(most, sidecars+sum)
 }
 
-// NewHints returns the hints for a request of the amount need: all subsets of the nodes all that have enough
-// free. Sets of the smallest possible size are preferred. has returns the total amount on a set of nodes, the
-// free amount, and whether the set can be used at all.
+// NewHints returns the hints for a request of the amount need: the subsets of the nodes all that have enough free.
+// The hints with the smallest number of nodes that could satisfy the request if nothing was allocated are
+// preferred. has returns the total amount on a set of nodes, the free amount, and whether the set can be used at
+// all.
 func NewHints(all numa.Set, need int64, has func(numa.Set) (could, free int64, ok bool)) []Hint {
 	least := all.Count()
 	out := []Hint{}

@@ -37,7 +37,7 @@ type part struct {
 // still detached when the descriptors are closed disappear.
 type mountTrees struct{ fds []int }
 
-// add adds a file descriptor, which close then closes, and returns it.
+// add adds the file descriptor fd to those that close closes, and returns fd.
 func (t *mountTrees) add(fd int) int {
 	t.fds = append(t.fds, fd)
 	return fd
@@ -340,7 +340,8 @@ func (b *builder) target(destination string, file, direct bool) (int, error) {
 	return fd, nil
 }
 
-// openTarget is like target, but accepts every mount point.
+// openTarget opens the mount point destination like target, but also accepts mount points that target rejects, such
+// as those in /proc.
 func (b *builder) openTarget(destination string, file, direct bool) (int, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
 	if direct {

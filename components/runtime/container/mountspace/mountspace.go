@@ -52,7 +52,8 @@ func New(root string) *Maker { return &Maker{root: root} }
 // Root returns the path of the container's root in the namespaces.
 func (m *Maker) Root() string { return m.root }
 
-// Close closes the seed namespace. No other call may be in progress or follow.
+// Close closes the seed namespace, of which new mount namespaces are copies. No other call may be in progress or
+// follow. Mount namespaces that Make has returned remain.
 func (m *Maker) Close() error {
 	m.once.Do(func() { m.seedErr = os.ErrClosed })
 	if m.seed == nil {
@@ -250,7 +251,7 @@ func onDedicatedThread(f func() error) error {
 	return <-done
 }
 
-// enterNew moves the thread to a new mount namespace, a copy of the seed namespace.
+// enterNew moves the thread to a new mount namespace, a copy of the seed namespace that createSeed has prepared.
 func (m *Maker) enterNew() error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unsharing file system state of the thread: %w", err)

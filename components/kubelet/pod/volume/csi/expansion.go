@@ -160,9 +160,9 @@ func (p *Plugin) attemptExpansion(ctx context.Context, d *driver, j *job, g *exp
 	return nil
 }
 
-// handleExpansionError records err, with which the driver has rejected the expansion todo, in g and in the
-// status of the claim. It returns err, or nil if the driver cannot expand the volume while it is in use,
-// because that must not fail the mount.
+// handleExpansionError records the error err, with which the driver has rejected the expansion that todo describes,
+// in g and in the status of the claim. It returns err, or nil if the driver cannot expand the volume while it is in
+// use: the volume is then mounted without the expansion.
 func (p *Plugin) handleExpansionError(ctx context.Context, pvc *v1.PersistentVolumeClaim, todo expansionPlan, g *expansion, err error) error {
 	code := status.Code(cause(err))
 	if todo.recordStates {
@@ -234,7 +234,7 @@ func (j *job) expansionFailure(err error) error {
 	return &volume.Failure{Operation: op, Volume: j.spec, Err: err}
 }
 
-// recordExpansionEvent emits the same event about the pod and about the claim.
+// recordExpansionEvent emits the same event about the pod and about the claim pvc. kind is Normal or Warning.
 func (p *Plugin) recordExpansionEvent(j *job, pvc *v1.PersistentVolumeClaim, kind, reason, message string) {
 	p.event(j.pod, kind, reason, message)
 	if p.cfg.Events != nil {

@@ -62,7 +62,8 @@ type job struct {
 // target returns the path where the driver publishes the volume.
 func (j *job) target() string { return target(j.dir, j.block) }
 
-// target returns the path in the pod's directory dir of a volume where the driver publishes it.
+// target returns the path in dir, the pod's directory for a volume, where the driver publishes the volume. block is
+// true for a block volume.
 func target(dir string, block bool) string {
 	if block {
 		return filepath.Join(dir, "dev")
@@ -136,7 +137,8 @@ func cause(err error) error {
 	}
 }
 
-// mode returns the lifecycle mode that the driver must support for the volume.
+// mode returns the lifecycle mode that the driver must support: Ephemeral for an inline volume, Persistent for a
+// PersistentVolume.
 func (j *job) mode() storagev1.VolumeLifecycleMode {
 	if j.inline {
 		return storagev1.VolumeLifecycleEphemeral

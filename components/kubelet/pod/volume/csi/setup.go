@@ -17,7 +17,8 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// setup is one attempt to set up a volume for a pod. It continues where an earlier attempt has failed.
+// setup is one attempt to set up a volume for a pod: to attach, stage, publish and expand it. It skips the steps
+// that an earlier attempt has completed.
 type setup struct {
 	p *Plugin
 	j *job

@@ -64,8 +64,8 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	return nil
 }
 
-// forgetPublished removes a directory from published and, with the last directory of the volume k, the
-// volume's expansion state. The caller must hold p.mu.
+// forgetPublished records that the driver does not publish a volume at the directory dir any more. If it was the
+// last directory of the volume k, the state of the volume's expansion is removed too. The caller must hold p.mu.
 func (p *Plugin) forgetPublished(dir string, k key) {
 	delete(p.published, dir)
 	for _, other := range p.published {

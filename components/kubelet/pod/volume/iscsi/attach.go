@@ -38,7 +38,8 @@ const (
 	exitNoObjects = 21
 )
 
-// The keys of Secrets for CHAP are the setting names of iscsiadm.
+// discoverySecrets and sessionSecrets are the keys of Secrets for CHAP authentication, at discovery and at login.
+// They are also the names of the settings of iscsiadm that get the values.
 var (
 	discoverySecrets = []string{
 		"discovery.sendtargets.auth.username", "discovery.sendtargets.auth.password",

@@ -179,8 +179,8 @@ func logout(ctx context.Context, d *disk, portal string, session bool) error {
 	return ignoreNotFound(iscsiadm(ctx, append(node, "-o", "delete")...))
 }
 
-// ignoreNotFound converts the output and error of iscsiadm for a logout or deletion to an error. It returns
-// nil if the object does not exist or the program is not installed.
+// ignoreNotFound returns the error of a logout or deletion by iscsiadm, with the program's output out, for the
+// pod's events. It returns nil if err is nil, if the object does not exist, or if the program is not installed.
 func ignoreNotFound(out string, err error) error {
 	if err != nil && !exitedWith(err, exitNoSession, exitNoObjects) && !errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("iscsi: failed to detach disk: %s: %w", out, err)
