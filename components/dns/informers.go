@@ -59,7 +59,8 @@ func newInformerSource(factory informers.SharedInformerFactory) (*informerSource
 	return c, nil
 }
 
-// trim removes fields that answers do not depend on.
+// trim removes managed fields and annotations from an object before an informer stores it, because DNS answers do
+// not depend on them. It never returns an error.
 func trim(obj any) (any, error) {
 	if object, err := meta.Accessor(obj); err == nil {
 		object.SetManagedFields(nil)

@@ -40,7 +40,8 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
-// options are the values of the command's flags.
+// options are the values of the command's flags. Those that config converts before they become part of the Config
+// have their own fields.
 type options struct {
 	cfg                 Config
 	heartbeat, election uint // in milliseconds

@@ -105,7 +105,8 @@ type Config struct {
 	DiskFull func(err error)
 }
 
-// Defaults of Config.
+// defaultName and the other constants are the defaults of the fields of Config. Those for a single member, the only
+// one of its cluster, begin with single.
 const (
 	defaultName          = "default"
 	defaultSnapshotCount = 1000

@@ -92,7 +92,7 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	return nil
 }
 
-// Default ports for addresses without a port.
+// portHealthz and portMetrics are the default ports of the health and metrics addresses, as in upstream.
 const (
 	portHealthz = 10256
 	portMetrics = 10249

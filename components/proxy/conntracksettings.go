@@ -32,7 +32,8 @@ const (
 // conntrack entry costs memory.
 const maxDefaultConnections = 1 << 20
 
-// Paths and names of kernel parameters.
+// netfilterDir and the other constants are the paths of the kernel parameters for connection tracking below
+// /proc/sys and /sys/module.
 const (
 	netfilterDir      = "net/netfilter/"
 	conntrackMax      = "nf_conntrack_max"

@@ -79,7 +79,8 @@ type Config struct {
 // cluster IPs is masqueraded.
 type DetectLocalMode int
 
-// The modes, as upstream's detectLocalMode.
+// LocalByClusterCIDR and the other modes recognize traffic of this node's pods by the source address or by the
+// network interface. They are the values of upstream's detectLocalMode.
 const (
 	LocalByClusterCIDR DetectLocalMode = iota // source address in the cluster's pod CIDR
 	LocalByNodeCIDR                           // source address in the node's pod CIDR

@@ -318,7 +318,7 @@ func (sf *stdioFiles) drainOutput(c *containerState) {
 	}
 }
 
-// runs reports whether the recorded process still runs.
+// runs reports whether the process that id identifies still runs. It returns false for the zero id.
 func runs(id processID) bool {
 	if id.PID == 0 {
 		return false

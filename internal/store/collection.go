@@ -200,7 +200,7 @@ func (c *Collection) Get(ctx context.Context, key string, revision int64) (*Entr
 	return nil, fmt.Errorf("%s %q: %w", c.cfg.Resource, key, ErrNotFound)
 }
 
-// closed reports whether a channel without values is closed.
+// closed reports whether the channel c, on which nothing is ever sent, was closed.
 func closed(c <-chan struct{}) bool {
 	select {
 	case <-c:

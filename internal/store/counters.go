@@ -2,7 +2,7 @@ package store
 
 import "sync/atomic"
 
-// Counts are the event counters of a collection.
+// Counts are the numbers of events, reads, lists and terminated watchers of a collection, for metrics.
 type Counts struct {
 	// Received counts the events from etcd, Reads the reads from the cache that had to include all
 	// previous writes, Fills the fills of the cache.
@@ -20,7 +20,7 @@ type Counts struct {
 // were returned.
 type Lists struct{ Total, Fetched, Evaluated, Returned uint64 }
 
-// lists is the concurrently updated form of Lists.
+// lists contains the counters that Lists is a copy of. They are updated atomically.
 type lists struct{ total, fetched, evaluated, returned atomic.Uint64 }
 
 // add counts one list that checked a number of entries (evaluated) and returned some of them.

@@ -120,7 +120,8 @@ func (e *Entry) Trimmed() (runtime.Object, error) {
 	return obj, nil
 }
 
-// retention specifies whether a decoded object is kept.
+// retention specifies how long a decoded object is kept: not at all, as long as callers use it, or within the
+// memory limit of the store.
 type retention int
 
 const (
@@ -154,7 +155,8 @@ func (e *Entry) decoded(keep retention) (runtime.Object, error) {
 	return obj, nil
 }
 
-// existing returns the decoded object if it still exists.
+// existing returns the decoded object of the entry if it was decoded before and is still in memory, otherwise nil.
+// With retainHeld, it keeps the object within the memory limit of the store.
 func (e *Entry) existing(keep retention) runtime.Object {
 	if m := e.held.Load(); m != nil {
 		if obj := m.held(); obj != nil {
@@ -182,7 +184,7 @@ func (e *Entry) Bytes() []byte {
 	return data.data
 }
 
-// noPart is the value of Entry.part if there is no part.
+// noPart is the value of the field part of an Entry for which find has reported that there is no part.
 const noPart = 1 << 32 * 2
 
 // Part returns the range of Bytes that find returns, or nil if find reports that there is none.

@@ -56,7 +56,7 @@ func (m *memo) touch() {
 	}
 }
 
-// memoOverhead is the memory size of a memo without its value.
+// memoOverhead is the approximate memory size of a memo in bytes, without its value.
 const memoOverhead = 128
 
 // decodedSize returns the approximate memory size of an object whose stored size is size.
@@ -134,7 +134,7 @@ func (c *memoClock) drop(m *memo) {
 	c.remove(m)
 }
 
-// remove is like drop, for callers that hold mu.
+// remove removes a memo and its value from the cache. The caller must hold mu, unlike for drop.
 func (c *memoClock) remove(m *memo) {
 	if m.next == nil {
 		return

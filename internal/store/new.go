@@ -17,7 +17,8 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Defaults of Config.
+// defaultPrefix and defaultHistory are the defaults of Config: the prefix of all keys in etcd, and the number of
+// recent events per collection.
 const (
 	defaultPrefix  = "/registry"
 	defaultHistory = 4096

@@ -75,7 +75,7 @@ func (c *Config) setDefaults() {
 	c.Events.complete()
 }
 
-// Runtime configures the connection to the container runtime.
+// Runtime configures the connection to the container runtime: the CRI socket and the timeout of calls.
 type Runtime struct {
 	// Endpoint is the socket path of the container runtime. The default is that of Layout.
 	Endpoint string

@@ -20,7 +20,8 @@ import (
 	"hyperkube/internal/base/featuregates"
 )
 
-// Node configures the Node object and how often it is updated.
+// Node configures the Node object, such as the labels with which it is registered, and how often the kubelet
+// updates it.
 type Node struct {
 	// IPs are the node's addresses, the primary one first, at most one of each family. The default
 	// is the address of the default route's interface.
@@ -69,7 +70,7 @@ type Machine struct {
 
 func (c *Machine) complete() { c.OOMScore = cmp.Or(c.OOMScore, new(defaultOOMScore)) }
 
-// Eviction configures node-pressure eviction.
+// Eviction configures node-pressure eviction: the thresholds, and how pods are evicted when one is met.
 type Eviction struct {
 	// Settings are the thresholds, as in {"memory.available": "100Mi"}. The default hard thresholds
 	// are upstream's.
@@ -95,7 +96,8 @@ func (c *Eviction) complete() {
 	c.Transition = cmp.Or(c.Transition, defaultEvictionTransition)
 }
 
-// Reserved configures the resources that pods cannot use.
+// Reserved configures the resources of the node that pods cannot use, because they are reserved for the system and
+// Kubernetes components, and which cgroups are limited accordingly.
 type Reserved struct {
 	// All is subtracted from the capacity to compute the allocatable resources.
 	All v1.ResourceList

@@ -15,7 +15,7 @@ import (
 	"hyperkube/components/kubelet/pod/pods"
 )
 
-// StaticPods configures the sources of static pods.
+// StaticPods configures from where the kubelet reads the manifests of static pods: a directory, a URL or both.
 type StaticPods struct {
 	// Dir is the directory of static pod manifests. Empty means no directory.
 	Dir string
@@ -28,7 +28,7 @@ type StaticPods struct {
 
 func (c *StaticPods) complete() { c.Check = cmp.Or(c.Check, defaultManifestCheck) }
 
-// Containers configures all containers and pods.
+// Containers configures what applies to the containers of all pods, such as sysctls and the number of processes.
 type Containers struct {
 	// Sysctls are set in all pods that do not set them. AllowedUnsafeSysctls are sysctls that pods
 	// may set in addition to the safe ones.
@@ -82,7 +82,7 @@ func (c *DNS) complete() {
 	}
 }
 
-// Images configures pulls and garbage collection of images.
+// Images configures the image pulls, with their rate limits and credentials, and the garbage collection of images.
 type Images struct {
 	// Endpoint is the socket of the CRI image service, if it is not the runtime's.
 	Endpoint string

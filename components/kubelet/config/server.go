@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// Server configures the kubelet's HTTP servers.
+// Server configures the kubelet's HTTP servers: the HTTPS API, the read-only port and the health check.
 type Server struct {
 	// Off disables the HTTPS server.
 	Off bool

@@ -138,7 +138,7 @@ func (c *Client) Container(ctx context.Context, id string) (podstate.Container, 
 	return containerOf(resp.Status), nil
 }
 
-// containerOf converts the status of a container.
+// containerOf converts the CRI status of a container to the kubelet's own type.
 func containerOf(s *runtimeapi.ContainerStatus) podstate.Container {
 	out := podstate.Container{
 		ID:         s.GetId(),

@@ -91,7 +91,7 @@ func (w *Watcher) setRegistered(path string, registered bool) {
 	w.sockets[path] = registered
 }
 
-// removeSocket records that a socket was removed.
+// removeSocket removes the registration socket at path from those that Sockets returns.
 func (w *Watcher) removeSocket(path string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -40,7 +40,8 @@ func newCPUSetUpdater(runtime ContainerUpdater, of func(types.UID, string) (cpus
 	return &cpuSetUpdater{runtime: runtime, cpusOf: of, log: log, retry: make(chan struct{}, 1)}
 }
 
-// Bounds of the back-off of failed updates of CPU sets.
+// minUpdateBackoff and maxUpdateBackoff are the first and the longest delay before failed updates of CPU sets are
+// retried.
 const (
 	minUpdateBackoff = time.Second
 	maxUpdateBackoff = 10 * time.Second

@@ -71,14 +71,16 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Metrics are the metrics of allocations. Each may be nil.
+// Metrics are the metrics of device plugins, of ResourceClaims, and of the allocation of CPUs and memory. Each may
+// be nil.
 type Metrics struct {
 	Devices    *telemetry.Devices
 	Claims     *telemetry.Claims
 	Allocation *telemetry.Allocation
 }
 
-// CPUPolicy configures the CPU manager.
+// CPUPolicy configures the CPU manager: whether containers can get exclusive CPUs, the policy options, and the
+// reserved CPUs.
 type CPUPolicy struct {
 	// Static allocates exclusive CPUs. Without it the other fields have no effect.
 	Static bool
@@ -92,7 +94,8 @@ type CPUPolicy struct {
 	ReservedAmount resource.Quantity
 }
 
-// MemoryPolicy configures the memory manager.
+// MemoryPolicy configures the memory manager: whether containers get memory of single NUMA nodes, and the memory
+// reserved on each node.
 type MemoryPolicy struct {
 	// Static allocates memory of NUMA nodes.
 	Static bool

@@ -41,7 +41,7 @@ type Auth struct {
 	allowed map[string]cachedDecision
 }
 
-// user is an authenticated client.
+// user is an authenticated client of the kubelet's HTTPS server: its name, UID, groups and extra attributes.
 type user struct {
 	name, uid string
 	groups    []string

@@ -18,7 +18,7 @@ type Listeners struct {
 	health *plainhttp.Server
 }
 
-// Addresses are the addresses of the kubelet's servers.
+// Addresses are the listen addresses of the kubelet's HTTPS, read-only and health check servers.
 type Addresses struct {
 	// Address and Port are those of the HTTPS server.
 	Address string

@@ -379,7 +379,7 @@ type flushing struct {
 	wrote bool
 }
 
-// Write writes p to the response.
+// Write writes p to the response and, if flush is set, sends it to the client immediately.
 func (f *flushing) Write(p []byte) (int, error) {
 	f.wrote = true
 	n, err := f.w.Write(p)

@@ -150,7 +150,7 @@ func (c *idleConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// responder writes the errors of the proxy as HTTP responses.
+// responder responds to the client with an HTTP error if the runtime's streaming server cannot be reached.
 type responder struct{}
 
 func (responder) Error(w http.ResponseWriter, _ *http.Request, err error) {

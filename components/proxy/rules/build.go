@@ -82,7 +82,8 @@ type Builder struct {
 	chains int
 }
 
-// built contains the cached rules of one port.
+// built contains the rules of one port as they were built last. A port that was not passed to the last call of
+// Build is forgotten.
 type built struct {
 	parts []part
 	round int // last call of Build with the port

@@ -26,7 +26,7 @@ var jumps = []packetfilter.Jump{
 	jump(packetfilter.NAT, "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules", 0),
 }
 
-// The comments of several jumps.
+// portals and the other constants are the comments of several jumps, with upstream's text.
 const (
 	portals          = "kubernetes service portals"
 	externalPortals  = "kubernetes externally-visible service portals"

@@ -62,7 +62,7 @@ type Hook struct {
 	Timeout  *int     `json:"timeout,omitempty"` // seconds
 }
 
-// file is the content of a vendor's CDI file.
+// file is the content of a vendor's CDI file, which defines the devices of one kind.
 type file struct {
 	Version  string   `json:"cdiVersion"`
 	Kind     string   `json:"kind"`
@@ -141,7 +141,7 @@ func find(files []*file, kind, id string) (*file, *device, error) {
 	return in, found, nil
 }
 
-// add appends the edits of o.
+// add appends the edits in o to e, which becomes the union of both.
 func (e *Edits) add(o Edits) {
 	e.Env = append(e.Env, o.Env...)
 	e.DeviceNodes = append(e.DeviceNodes, o.DeviceNodes...)

@@ -43,7 +43,7 @@ func New(confDir string, programs []string, cache string, otherCaches ...string)
 	return &Plugins{dir: confDir, cni: libcni.NewCNIConfigWithCacheDir(programs, cache, nil), cache: filepath.Clean(cache), otherCaches: otherCaches}
 }
 
-// Network is a CNI network configuration: a list of plugins.
+// Network is a CNI network configuration: the list of plugins that are called one after the other for each pod.
 type Network struct{ list *libcni.NetworkConfigList }
 
 // Name returns the name of the network.
@@ -105,7 +105,7 @@ func load(file string) (*Network, error) {
 	return &Network{list}, nil
 }
 
-// Pod is a pod to connect.
+// Pod has the parameters of a pod for calls of CNI plugins.
 type Pod struct {
 	// ID is the sandbox ID.
 	ID string

@@ -225,10 +225,11 @@ func (r *Runner) Close() error {
 	return r.Spaces.Close()
 }
 
-// StartState is the state of an interrupted start.
+// StartState is how far the start of a container has come that was interrupted because the runtime was killed.
 type StartState int
 
-// States of an interrupted start.
+// StartUnknown, StartPending and StartCompleted are the states of an interrupted start, which determine whether the
+// start can be undone or the container continues.
 const (
 	// StartUnknown means that the state is unknown or the process has exited.
 	StartUnknown StartState = iota

@@ -34,7 +34,8 @@ type prestartPool struct {
 	sealed func() bool
 }
 
-// prestarted is a pre-started process.
+// prestarted is a process that was started before it is needed and waits until it becomes the first process of a
+// container.
 type prestarted struct {
 	pid   int
 	pidfd int

@@ -24,7 +24,7 @@ type archive struct {
 	links map[string]string
 }
 
-// Imported is an image that Import has read from an archive.
+// Imported is an image that Import has read from an archive, with the names that the archive gives it.
 type Imported struct {
 	*Image
 	// Names are the names in the archive. The image may have other names in the store.

@@ -146,7 +146,7 @@ func (g *spaceGuard) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// checkSum returns an error unless sum has the digest want.
+// checkSum returns an error unless sum, the SHA-256 of the content that was read, equals the digest want.
 func checkSum(sum hash.Hash, want string) error {
 	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); got != want {
 		return fmt.Errorf("wrong digest: got %s, want %s", got, want)

@@ -47,7 +47,7 @@ type layerWork struct {
 // filesOf returns the directory with a layer's files.
 func (l *layerStore) filesOf(layer string) string { return l.path("layers", layer, "fs") }
 
-// hasAll reports whether all layers of an image exist.
+// hasAll reports whether all layers of an image exist in the store and pass the quick check of has.
 func (l *layerStore) hasAll(image *Image) bool {
 	return !slices.ContainsFunc(image.Layers, func(layer string) bool { return !l.has(layer) })
 }

@@ -48,7 +48,7 @@ type Mirror struct {
 	Rewrite map[string]string `json:"rewrite,omitempty"`
 }
 
-// rewriteRule is a compiled entry of Mirror.Rewrite.
+// rewriteRule is an entry of Mirror.Rewrite with its regular expression compiled.
 type rewriteRule struct {
 	pattern     *regexp.Regexp
 	replacement string

@@ -153,7 +153,7 @@ func union(a, b []string) []string {
 	return slices.Compact(out)
 }
 
-// record returns the file of an image's record.
+// record returns the path of the file that describes the image with this ID.
 func (s *Store) record(id string) string {
 	return s.path("images", strings.TrimPrefix(id, "sha256:")+".json")
 }

@@ -134,7 +134,8 @@ type Options struct {
 	PIDFile string
 }
 
-// argv returns the command line of the runtime.
+// argv returns the command line of the runtime. It includes the build identifier, by which Outdated detects a
+// runtime of another version.
 func (o Options) argv() []string {
 	argv := []string{name}
 	if o.PIDFile != "" {

@@ -194,7 +194,7 @@ func (l *Log) complain(err error) {
 	l.complainLocked(err)
 }
 
-// complainLocked implements complain. The caller must hold mu.
+// complainLocked does what complain describes. The caller must hold mu.
 func (l *Log) complainLocked(err error) {
 	if err != nil && !l.failed {
 		l.log.Warn("writing container log failed; output of the container is missing in its log until writing succeeds again, retrying with the next output", "file", l.path, "err", err)

@@ -16,7 +16,8 @@ import (
 // base is the load address of the program.
 const base = 0x10000
 
-// Kernel constants, identical on both architectures.
+// sigINT and the other constants are values of the Linux kernel that are identical on both architectures: signals,
+// mount flags and flags of umount2.
 const (
 	sigINT, sigCHLD, sigTERM = 2, 17, 15
 	msRecPrivate             = 0x4000 | 1<<18
@@ -24,7 +25,8 @@ const (
 	mntDetach                = 2
 )
 
-// System call numbers for amd64 and arm64.
+// syscalls has the system call numbers that the pause program needs, by name: first that of amd64, then that of
+// arm64.
 var syscalls = map[string][2]int64{
 	"rt_sigaction": {13, 134}, "rt_sigprocmask": {14, 135}, "rt_sigtimedwait": {128, 137},
 	"mount": {165, 40}, "umount2": {166, 39}, "pivot_root": {155, 41}, "chdir": {80, 49},
@@ -111,7 +113,7 @@ func Program(arch string) ([]byte, error) {
 	return append(elf, body...), nil
 }
 
-// Offsets into the data.
+// dataIgnore and the other constants are the offsets of values in the data section of the pause program.
 const (
 	dataIgnore = 0  // struct sigaction with handler SIG_IGN (1), the rest zero
 	dataSet    = 32 // signal set of SIGTERM and SIGINT

@@ -26,7 +26,7 @@ func Detect() (*Host, error) {
 	return newHost(linux{}, process, file, lib.ROFileLabel())
 }
 
-// linux implements policyKernel with the host's SELinux.
+// linux implements policyKernel by asking the SELinux policy of the host's kernel.
 type linux struct{}
 
 func (linux) check(label string) error {

@@ -61,7 +61,7 @@ type policyKernel interface {
 	relabel(path, label string) error
 }
 
-// errUnknown means that the policy does not contain a label.
+// errUnknown means that the loaded SELinux policy does not contain a label, so that no process or file can have it.
 var errUnknown = errors.New("label is not in the host's SELinux policy")
 
 // Host determines and sets labels on a host with SELinux. A nil *Host stands for a host without SELinux: its methods do

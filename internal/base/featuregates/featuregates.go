@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// state is the support of a gate in this build.
+// state is whether this build supports a feature gate, and whether the gate has an effect.
 type state int
 
 const (

@@ -14,7 +14,7 @@ import (
 // https://kubernetes.io/docs/concepts/cluster-administration/system-logs/
 type Format struct{ json bool }
 
-// Flag adds --logging-format to f.
+// Flag adds the flag --logging-format to f. Parsing the command line sets o.
 func (o *Format) Flag(f *pflag.FlagSet) {
 	f.Var(o, "logging-format", "Sets the log format. Permitted formats: \"json\", \"text\".")
 }

@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// Validity periods of signed certificates.
+// caValidity and leafValidity are for how long the certificates of CAs and all other certificates are valid.
+// backdate is how long before their creation their validity begins.
 const (
 	caValidity   = 10 * 365 * 24 * time.Hour
 	leafValidity = 365 * 24 * time.Hour

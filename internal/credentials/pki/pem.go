@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// PEM block types.
+// certificateType, ecKeyType and publicKeyType are the types of PEM blocks.
 const (
 	certificateType = "CERTIFICATE"
 	ecKeyType       = "EC PRIVATE KEY"

@@ -39,7 +39,8 @@ func (a audience) MarshalJSON() ([]byte, error) { return json.Marshal([]string(a
 // UnmarshalJSON accepts a JSON list or string.
 func (a *audience) UnmarshalJSON(data []byte) error { return json.Unmarshal(data, (*jwt.Audience)(a)) }
 
-// bound contains the objects that a token is bound to.
+// bound is the claim kubernetes.io of a token: the service account, and the Pod, Secret or Node whose deletion
+// invalidates the token.
 type bound struct {
 	Namespace      string           `json:"namespace,omitempty"`
 	Node           *ref             `json:"node,omitempty"`

@@ -58,12 +58,12 @@ func NewDiscovery(issuer, jwksURI string, keys *KeySet) (*Discovery, error) {
 	return &Discovery{configuration: configuration, jwks: jwks}, nil
 }
 
-// Configuration handles requests for ConfigurationPath.
+// Configuration handles requests for ConfigurationPath: it responds with the OpenID Connect discovery document.
 func (d *Discovery) Configuration(w http.ResponseWriter, _ *http.Request) {
 	writeDocument(w, "application/json", d.configuration)
 }
 
-// JWKS handles requests for JWKSPath.
+// JWKS handles requests for JWKSPath: it responds with the public keys that verify tokens.
 func (d *Discovery) JWKS(w http.ResponseWriter, _ *http.Request) {
 	writeDocument(w, "application/jwk-set+json", d.jwks)
 }

@@ -43,7 +43,7 @@ type cached struct {
 	pods     Pods
 }
 
-// Pods reads pods from a cache.
+// Pods reads pods from a cache, such as that of the API server, so that verifying a token requires no request.
 type Pods interface {
 	// Pod returns a pod. It returns false if the cache does not contain it, for example because the
 	// cache is not up to date. The caller must not modify the pod.

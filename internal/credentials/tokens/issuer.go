@@ -20,7 +20,8 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 )
 
-// Lifetimes of tokens, in seconds.
+// minExpiration and the other constants are lifetimes of tokens, in seconds: the bounds of requests, the default,
+// and how long the lifetime of tokens for volumes is extended.
 const (
 	minExpiration     = 10 * 60
 	maxExpiration     = 1 << 32
@@ -161,7 +162,7 @@ func (i *Issuer) Request(ctx context.Context, namespace, name string, req *authe
 	return out, nil
 }
 
-// Default sets the default lifetime of a request, one hour.
+// Default sets the lifetime in req to one hour, if the client does not request one.
 func Default(req *authenticationv1.TokenRequest) {
 	if req.Spec.ExpirationSeconds == nil {
 		seconds := int64(defaultExpiration)

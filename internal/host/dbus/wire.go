@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// Message types.
+// kindCall and the other constants are the types of D-Bus messages.
 const (
 	kindCall   = 1
 	kindReply  = 2
@@ -17,7 +17,7 @@ const (
 	kindSignal = 4
 )
 
-// Header field codes.
+// fieldPath and the other constants are the codes of the header fields of D-Bus messages.
 const (
 	fieldPath        = 1
 	fieldInterface   = 2
@@ -36,7 +36,8 @@ const maxMessageSize = 1 << 20
 // maxDepth is the maximum nesting depth of values.
 const maxDepth = 32
 
-// handle is the index of a file descriptor in its message.
+// handle is how a message body refers to a file descriptor: the index of the descriptor among those that accompany
+// the message.
 type handle uint32
 
 // message is a received and decoded message. replyTo is the serial number of the call that it

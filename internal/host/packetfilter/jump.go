@@ -7,10 +7,10 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
-// Place is the position of a jump in a built-in chain.
+// Place is where in a built-in chain, such as FORWARD, a jump must be, relative to the rules of other programs.
 type Place int
 
-// The places.
+// First, Last and AfterServices are the places of jumps.
 const (
 	// First is before all rules of other programs. All jumps of a user that are First in one
 	// built-in chain are kept in order.

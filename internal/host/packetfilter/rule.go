@@ -47,7 +47,8 @@ type Rule struct {
 	RandomPorts bool
 }
 
-// The targets that are not chains.
+// Accept and the other constants are the targets of rules that are built into the kernel: what happens to a packet
+// that matches.
 const (
 	Accept     = "ACCEPT"
 	Drop       = "DROP"
@@ -100,10 +101,11 @@ type Mark struct {
 	Not  bool
 }
 
-// ConnStates is a set of conntrack states.
+// ConnStates is a set of states of a packet's connection in the kernel's connection tracking, such as Established.
 type ConnStates uint8
 
-// The conntrack states.
+// Invalid and the other constants are the states of a connection in the kernel's connection tracking, as bits of a
+// set.
 const (
 	Invalid ConnStates = 1 << iota
 	New

@@ -14,7 +14,8 @@ type State struct {
 	BuiltIn map[Chain][]HostRule
 }
 
-// HostRule is a rule of a built-in chain, of any program.
+// HostRule is an existing rule in a built-in chain such as FORWARD, which this process or another program has
+// created.
 type HostRule struct {
 	// Target is the target, or "" if there is none.
 	Target string

@@ -246,7 +246,8 @@ func fromSiginfo(info *unix.Siginfo) Status {
 	return Status{Code: 128 + int(status&0x7f), Known: true}
 }
 
-// fromWait converts a status in the format of wait4.
+// fromWait converts an exit status as wait4 returns it. A process that was killed by a signal gets the code 128
+// plus the signal number.
 func fromWait(status int) Status {
 	w := unix.WaitStatus(status)
 	if w.Signaled() {

@@ -20,7 +20,7 @@ const (
 	receiveWindow = 1 << 20
 	// defaultWindow and defaultFrameSize are the defaults before settings are received.
 	defaultWindow, defaultFrameSize = 1<<16 - 1, 1 << 14
-	// maxFrame is the maximum size of received frames.
+	// maxFrame is the maximum size in bytes of a frame that a client may send, as the server's SETTINGS announce.
 	maxFrame = 1 << 16
 	// maxWindow is the maximum size of a flow control window.
 	maxWindow = 1<<31 - 1

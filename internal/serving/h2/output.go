@@ -49,7 +49,7 @@ const (
 	maxExcess = 1 << 20
 )
 
-// buffers is the pool of buffers for output.out.
+// buffers is the pool of the buffers in which connections collect the frames that they are about to write.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // maxKept is the maximum capacity, in bytes, of an output buffer that is returned to the pool.

@@ -122,7 +122,7 @@ func (w *response) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// responseBuffers is the pool of response buffers.
+// responseBuffers is the pool of the buffers in which responses collect body bytes before they become frames.
 var responseBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // buffer appends p to the response buffer. It returns false, and appends nothing, if p does not
@@ -463,7 +463,7 @@ func statusText(status int) string {
 	return strconv.Itoa(status)
 }
 
-// dateValue is the value of the Date header for one second.
+// dateValue is the formatted value of the Date header, and the second for which it is valid.
 type dateValue struct {
 	unix int64
 	text string

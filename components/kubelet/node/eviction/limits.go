@@ -9,7 +9,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Storage is the local storage usage of a pod, in bytes.
+// Storage is the local storage that a pod uses, in bytes, which the eviction manager compares with the limits of
+// the pod and its containers.
 type Storage struct {
 	// Containers is the usage that counts against the limit of each container, by name: its logs
 	// and, unless images have a separate file system, its writable layer. EmptyDirs is by volume

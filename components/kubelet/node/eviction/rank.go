@@ -16,7 +16,7 @@ import (
 // Files is the disk usage of files in bytes and inodes.
 type Files struct{ Bytes, Inodes int64 }
 
-// Usage is the resource usage of one container.
+// Usage is the memory and disk usage of one container, which the message of an eviction states.
 type Usage struct {
 	Name string // of the container
 	// Memory is the working set in bytes.
@@ -111,7 +111,8 @@ func yesFirst(yes bool) int {
 	return 1
 }
 
-// Annotations of eviction events, as in upstream.
+// offendingKey and the other constants are the annotations of eviction events, as in upstream: which containers and
+// which pod use how much, and the resource under pressure.
 const (
 	offendingKey = "offending_containers"
 	usageKey     = "offending_containers_usage"

@@ -52,7 +52,8 @@ type signalInfo struct {
 	condition v1.NodeConditionType
 }
 
-// signals are all known eviction signals.
+// signals maps each eviction signal to the resource that it measures, and to the node condition that is set when
+// one of its thresholds is met.
 var signals = map[Signal]signalInfo{
 	MemoryAvailable:            {v1.ResourceMemory, v1.NodeMemoryPressure},
 	AllocatableMemoryAvailable: {v1.ResourceMemory, v1.NodeMemoryPressure},
@@ -65,7 +66,8 @@ var signals = map[Signal]signalInfo{
 	PIDAvailable:               {ResourcePIDs, v1.NodePIDPressure},
 }
 
-// Value is a quantity or a percentage of the capacity.
+// Value is the value of an eviction threshold: an absolute quantity, or a percentage of the capacity of the
+// signal's resource.
 type Value struct {
 	Quantity resource.Quantity
 	// Percent, from 0 to 100, takes precedence over Quantity if it is not zero.

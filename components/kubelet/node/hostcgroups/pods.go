@@ -45,7 +45,7 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Reservation limits a cgroup to reserved resources.
+// Reservation is a cgroup of system or Kubernetes processes that is limited to the resources reserved for them.
 type Reservation struct {
 	// Name is the value of enforceNodeAllocatable that requests the limit.
 	Name   string

@@ -31,7 +31,8 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// Config is the configuration of a certificate of the kubelet.
+// Config configures the Manager of a certificate of the kubelet: for which node it is issued, and in which files
+// the certificate and the kubeconfigs are.
 type Config struct {
 	// NodeName is the name of the node.
 	NodeName string

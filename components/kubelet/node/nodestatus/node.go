@@ -39,7 +39,8 @@ type Config struct {
 	PodCIDR string
 }
 
-// Registration configures the registration of the Node.
+// Registration configures how the kubelet registers the Node: whether it creates the object, and its initial
+// labels, taints and other fields.
 type Registration struct {
 	// Enabled means that the kubelet creates the Node if it does not exist. Otherwise it only updates it.
 	Enabled bool
@@ -77,7 +78,7 @@ type Status struct {
 	MaxImages int
 }
 
-// Periods are the periods of updates.
+// Periods are the intervals in which the Manager renews the lease and updates the status of the Node.
 type Periods struct {
 	// Lease is the duration of the lease, and Renew the period of its renewal. Update is the period
 	// in which the status is computed. Report is the period in which an unchanged status is sent.

@@ -119,7 +119,8 @@ func (k *Manager) initial(ctx context.Context) *v1.Node {
 	return n
 }
 
-// labels returns the labels with which the node is registered.
+// labels returns the labels with which the node is registered: the configured ones, the host name, and the
+// operating system and architecture.
 func (k *Manager) labels() map[string]string {
 	out := maps.Clone(k.cfg.Registration.Labels)
 	if out == nil {

@@ -125,7 +125,7 @@ func subtract(need []Requirement, pods ...*v1.Pod) []Requirement {
 	return left
 }
 
-// text formats missing resources for upstream's error message.
+// text formats missing resources as in upstream's error message: "[(res: cpu, q: 500), ]".
 func text(need []Requirement) string {
 	out := "["
 	for _, n := range need {

@@ -11,7 +11,8 @@ import (
 	"hyperkube/internal/host/dbus"
 )
 
-// D-Bus names of logind, and of its signal before a shutdown.
+// loginName, loginPath and loginManager are the D-Bus name, object and interface of logind, and prepare is the
+// signal that logind sends before a shutdown of the machine.
 const (
 	loginName    = "org.freedesktop.login1"
 	loginPath    = "/org/freedesktop/login1"
@@ -78,7 +79,7 @@ func (l *logind) Delay(ctx context.Context) (time.Duration, error) {
 	return time.Duration(n) * time.Microsecond, nil
 }
 
-// Reload makes systemd send SIGHUP to logind.
+// Reload makes logind read its configuration files again, by requesting systemd to send it SIGHUP.
 func (l *logind) Reload(ctx context.Context) error {
 	_, err := l.conn.Call(ctx, dbus.Call{
 		Destination: "org.freedesktop.systemd1", Path: "/org/freedesktop/systemd1", Interface: "org.freedesktop.systemd1.Manager",

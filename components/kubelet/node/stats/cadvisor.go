@@ -13,7 +13,7 @@ import (
 	"hyperkube/components/kubelet/cri"
 )
 
-// Hardware describes the machine for /metrics/cadvisor.
+// Hardware describes the machine for the metrics machine_… and cadvisor_version_info of /metrics/cadvisor.
 type Hardware struct {
 	BootID, MachineID, SystemUUID string
 	Kernel, OS                    string // versions
@@ -59,7 +59,7 @@ func (c *cadvisor) Collect(ch chan<- prometheus.Metric) {
 	c.machine(ch)
 }
 
-// machine sends the metrics of the hardware and the versions.
+// machine sends the metrics of the machine: CPUs, memory, swap, and the versions of kernel and operating system.
 func (c *cadvisor) machine(ch chan<- prometheus.Metric) {
 	h := c.hardware
 	for _, m := range []struct {

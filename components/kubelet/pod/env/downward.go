@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Addresses are the IP addresses that the downward API exposes.
+// Addresses are the IP addresses of a pod and its node, primary ones first, that the downward API exposes to
+// containers.
 type Addresses struct {
 	PodIPs, HostIPs []string
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Bounds of the back-off of failed image pulls.
+// pullBase and pullMax are the first and the longest delay before a failed image pull is tried again.
 const (
 	pullBase = 10 * time.Second
 	pullMax  = 300 * time.Second

@@ -21,7 +21,8 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 )
 
-// Reasons of containers that wait for their image.
+// ErrImagePull and the other constants are the reasons of containers that wait because their image is not
+// available, as in upstream.
 const (
 	ErrImagePull     = "ErrImagePull"
 	ImagePullBackOff = "ImagePullBackOff"

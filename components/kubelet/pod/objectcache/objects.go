@@ -26,7 +26,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Kind is the resource name of the objects of one kind.
+// Kind is the kind of an object in the Store, ConfigMap or Secret, by its resource name in the API, such as
+// "configmaps".
 type Kind string
 
 // The supported kinds of objects, named like their resources in the API.

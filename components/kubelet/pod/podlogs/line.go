@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// Line is one record of a log.
+// Line is one record of a container's log file in the CRI format: the time, the stream and a line of output or a
+// part of one.
 type Line struct {
 	Time   time.Time
 	Stream string // "stdout" or "stderr"

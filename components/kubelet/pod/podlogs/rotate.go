@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Rotation configures the rotation of container logs.
+// Rotation configures when the logs of containers are rotated and how many rotated files are kept.
 type Rotation struct {
 	// MaxSize is the maximum size of a file in bytes. 0 or less disables rotation.
 	MaxSize int64

@@ -193,7 +193,7 @@ func (c *Containers) replacementDeadline(now time.Time) time.Time {
 	return time.Time{}
 }
 
-// Volumes is the state of a pod's volumes.
+// Volumes records whether the volumes of a pod are set up, and when they must be updated.
 type Volumes struct {
 	// Mounted: all volumes are set up. Stale: they must be updated.
 	Mounted, Stale bool

@@ -65,7 +65,9 @@ type Machine struct {
 // Stage is the stage of a pod's lifecycle on the node.
 type Stage int
 
-// The stages of a pod.
+// Syncing is the stage of a pod whose containers are started and restarted. In Terminating, containers are being
+// stopped. In Stopped, nothing of the pod runs; volumes and containers are removed and the last status is written
+// to the API.
 const (
 	Syncing     Stage = iota
 	Terminating       // containers are being stopped
@@ -120,7 +122,7 @@ type Decision struct {
 	Done bool
 }
 
-// Event is an event about the pod or one of its containers.
+// Event is a Kubernetes event to emit about the pod or, if Container is set, about one of its containers.
 type Event struct {
 	Container       string // "" for the pod
 	Warning         bool

@@ -17,7 +17,8 @@ const (
 	Start
 	// RemoveContainers removes exited containers, so that all containers can be restarted.
 	RemoveContainers
-	// RefreshVolumes updates the volumes.
+	// RefreshVolumes writes the current contents into the volumes of a running pod, for example after a ConfigMap
+	// has changed.
 	RefreshVolumes
 	// ResizePod sets the limits of the pod and its running containers.
 	ResizePod
@@ -27,9 +28,10 @@ const (
 	CleanUp
 	// Discard removes the containers and logs of a terminated pod whose object still exists.
 	Discard
-	// DeleteObject deletes the API object.
+	// DeleteObject deletes the API object of a pod that has terminated and has a deletion timestamp.
 	DeleteObject
-	// RemoveAll removes the sandboxes, containers and logs.
+	// RemoveAll removes the sandboxes, containers and logs of a terminated pod. It is the last step of the
+	// termination.
 	RemoveAll
 )
 
@@ -55,7 +57,7 @@ type Operation struct {
 	Resize ResizeRequest
 }
 
-// Outcome is how an operation has finished.
+// Outcome is how an operation of the worker has finished, which determines what the Machine decides next.
 type Outcome int
 
 // The outcomes. Interrupted: the operation was cancelled before it finished. StillRunning: processes of

@@ -86,7 +86,7 @@ type ContainerResize struct {
 // resizeRetry is the retry interval of a resize that did not fit or failed.
 const resizeRetry = 10 * time.Second
 
-// Resizable are the resources that a resize may change.
+// Resizable are the resources whose requests and limits an in-place resize of a pod may change.
 var Resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
 
 // newResize returns the state of a pod without a resize. s is the status that an earlier kubelet has written: it

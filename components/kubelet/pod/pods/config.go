@@ -79,7 +79,8 @@ type Collaborators struct {
 	Mirror Mirror
 }
 
-// Admitter decides which pods run on the node.
+// Admitter decides whether pods that are new to the node may run, and preempts other pods for the resize of a
+// critical pod.
 type Admitter interface {
 	// Admit decides whether a pod that is new to the node may run. A non-nil Verdict rejects it.
 	// others are the other pods that have not terminated. When ctx is done the kubelet is shutting
@@ -116,7 +117,8 @@ type ResourceClaims interface {
 	Release(ctx context.Context, pod types.UID) error
 }
 
-// Network reports the state of the pod network.
+// Network reports why pods cannot be connected to the pod network, so that their start waits and an event names the
+// cause.
 type Network interface {
 	// NetworkProblem returns why pods cannot be connected to the pod network now, or "" if they
 	// can.
@@ -145,7 +147,8 @@ type Mirror interface {
 	Of(pod *v1.Pod) *v1.Pod
 }
 
-// Node describes the node that the pods run on.
+// Node provides what pods need to know about the node: DNS configuration, addresses, the Node object, allocatable
+// resources and Services.
 type Node struct {
 	DNS dnsconf.Node
 	// IPs returns the node's IP addresses, the primary one first.
@@ -159,7 +162,7 @@ type Node struct {
 	Services func(ctx context.Context, wait bool) ([]*v1.Service, error)
 }
 
-// Images configures the source of container images.
+// Images provides the images of containers: the puller, and the node's own credentials for registries.
 type Images struct {
 	Puller *images.Puller
 	// Providers are the credential providers, and DockerConfigs are paths of Docker configuration
@@ -168,7 +171,7 @@ type Images struct {
 	DockerConfigs []string
 }
 
-// Limits configures the cgroup limits of pods.
+// Limits configures which cgroups pods have and which of their resource limits are enforced.
 type Limits struct {
 	// Cgroups may be nil. Pods then have no cgroups.
 	Cgroups Cgroups
@@ -214,7 +217,7 @@ type Cgroups interface {
 	Remove(ctx context.Context, cgroup string) error
 }
 
-// Security configures the privileges of containers.
+// Security configures the defaults for the privileges of containers: seccomp profiles, sysctls and user namespaces.
 type Security struct {
 	// SeccompDefault: containers without a seccomp profile use RuntimeDefault.
 	SeccompDefault bool

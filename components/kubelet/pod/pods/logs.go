@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Logs names the directories of logs.
+// Logs has the paths of two directories: that of the log files of pods, and that of the links by which log
+// collectors find them.
 type Logs struct {
 	// Pods has a directory for each pod.
 	Pods string

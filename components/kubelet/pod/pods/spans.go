@@ -12,7 +12,8 @@ import (
 	"hyperkube/components/kubelet/telemetry"
 )
 
-// Names of spans, as upstream.
+// spanSync, spanTerminating and spanTerminated are the names of the trace spans of operations on pods, as in
+// upstream.
 const (
 	spanSync        = "syncPod"
 	spanTerminating = "syncTerminatingPod"

@@ -39,7 +39,7 @@ type startFailure struct{ reason, message string }
 
 func (f *startFailure) Error() string { return f.reason + ": " + f.message }
 
-// kindOf returns the metrics label of a container kind.
+// kindOf returns the label of metrics for a container kind: app, init or ephemeral container.
 func kindOf(kind podstate.Kind) telemetry.ContainerKind {
 	switch kind {
 	case podstate.Init:

@@ -34,7 +34,7 @@ type Kill struct {
 	Immediately bool
 }
 
-// Start is a container to create and start.
+// Start is a container that must be created, if that has not happened yet, and started.
 type Start struct {
 	Name    string
 	Attempt uint32
@@ -50,7 +50,8 @@ type Start struct {
 	Crash BackOff
 }
 
-// Wait is a container in restart back-off until Until.
+// Wait is a container that is in restart back-off: it is started again at Until, after a delay of Delay since its
+// exit.
 type Wait struct {
 	Name  string
 	Until time.Time

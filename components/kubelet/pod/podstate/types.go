@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// State is the state of a container in the runtime.
+// State is the state of a container in the runtime: Created, Running, Exited or Unknown.
 type State int
 
 // The states of a container. Unknown means that the runtime does not know the state.
@@ -22,7 +22,8 @@ const (
 	Exited
 )
 
-// Container is one attempt of a container of a pod.
+// Container is the state of one container in the runtime. Each restart of a container in the pod spec creates a new
+// one with a higher attempt number.
 type Container struct {
 	ID, SandboxID, Name string
 	// Attempt is the number of previous starts.
@@ -57,7 +58,8 @@ type User struct {
 	Groups   []int64
 }
 
-// Sandbox is one attempt of a pod's sandbox.
+// Sandbox is the state of one sandbox of a pod in the runtime. A pod whose sandbox stops gets a new one with a
+// higher attempt number.
 type Sandbox struct {
 	ID          string
 	Attempt     uint32
@@ -131,7 +133,7 @@ func (o *Observed) AnyRunning() bool {
 	return false
 }
 
-// Result is the latest result of a probe.
+// Result is the latest result of a probe of a container, after its thresholds were applied.
 type Result int
 
 // Results of a probe. NoProbe: there is no probe. Pending: there is no result yet.
@@ -142,7 +144,8 @@ const (
 	Failure
 )
 
-// Health is the probe results of a running container.
+// Health is the latest results of the probes of a running container, and whether its postStart hook is still
+// running.
 type Health struct {
 	Startup, Liveness, Readiness Result
 	// PostStartRunning is true until the postStart hook has finished.

@@ -30,7 +30,8 @@ type Group struct {
 	event   func(warning bool, reason, message string)
 }
 
-// Options are the options of Prober.Start.
+// Options are the options of Prober.Start: the container to probe and the functions that are called when the
+// results change.
 type Options struct {
 	Target Target
 	// Started is when the container was started. Probe delays are relative to it.

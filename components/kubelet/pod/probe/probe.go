@@ -34,7 +34,7 @@ import (
 // maxBody is the maximum number of bytes that are used of an HTTP response or of the output of a command.
 const maxBody = 10 << 10
 
-// Target is a container to probe.
+// Target is a running container that is probed or whose lifecycle hook is run.
 type Target struct {
 	Pod         *v1.Pod
 	Container   *v1.Container
@@ -44,7 +44,7 @@ type Target struct {
 	Warn func(reason, message string)
 }
 
-// Answer is the result of one probe attempt.
+// Answer is the result of a single probe attempt, before thresholds are applied.
 type Answer int
 
 // Answers. Unknown: the probe could not be run. Warning: a success that may be unintended, for

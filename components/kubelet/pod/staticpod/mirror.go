@@ -43,7 +43,7 @@ func NewMirrors(kube kubernetes.Interface, node func() *v1.Node, changed func(ty
 	}
 }
 
-// key returns the namespace and name of a pod.
+// key returns "namespace/name" of a pod, by which a static pod and its mirror pod are matched.
 func key(p *v1.Pod) string { return p.Namespace + "/" + p.Name }
 
 // wake makes Run compare the mirror pods with the static pods. It does not block.

@@ -30,7 +30,7 @@ type URL struct {
 	known map[string]types.UID // by namespace/name
 }
 
-// maxDocumentSize is the maximum size of a document in bytes.
+// maxDocumentSize is the maximum size in bytes of the document with static pods that the web server returns.
 const maxDocumentSize = 10 << 20
 
 // Run passes the pods of the document to the sink, and polls the server until ctx is done. It calls first

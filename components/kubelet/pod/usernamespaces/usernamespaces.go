@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// Length is the number of IDs of a pod.
+	// Length is the number of user IDs and of group IDs that a pod with a user namespace gets.
 	Length = 65536
 	// ranges is the number of ranges. The first one is the host's own, and the last one is excluded
 	// because it contains the invalid ID 4294967295 (-1).
@@ -42,7 +42,7 @@ type Allocator struct {
 	mu    sync.Mutex
 }
 
-// record is the content of the file of a pod.
+// record is the content of the file that contains the ID mappings of a pod.
 type record struct {
 	UIDs []mapping `json:"uidMappings"`
 	GIDs []mapping `json:"gidMappings"`

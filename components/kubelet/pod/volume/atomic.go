@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// File is one file that the kubelet writes into a volume.
+// File is the content, mode and owner of one file that the kubelet writes into a volume.
 type File struct {
 	Data []byte
 	Mode os.FileMode

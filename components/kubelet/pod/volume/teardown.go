@@ -27,7 +27,7 @@ func (f *Failure) Error() string {
 	return f.Text(f.Err.Error())
 }
 
-// Text returns the message of the event with the cause why.
+// Text returns the message of the event about the failed operation, in which why is the cause.
 func (f *Failure) Text(why string) string {
 	what := f.Operation
 	if !strings.Contains(what, " failed") {

@@ -49,7 +49,7 @@ func (u *UseTracker) Release(dir string) {
 	u.notifyChanged(last)
 }
 
-// notifyChanged calls Changed if changed is true.
+// notifyChanged calls u.Changed, unless it is nil, if changed is true: the list of volumes in use has changed.
 func (u *UseTracker) notifyChanged(changed bool) {
 	if changed && u.Changed != nil {
 		u.Changed()

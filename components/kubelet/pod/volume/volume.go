@@ -33,7 +33,7 @@ type Tokens interface {
 	Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTokenProjection) (token string, refresh time.Time, err error)
 }
 
-// Request is a request to set up a volume for a pod.
+// Request is a request to set up a volume of a pod in the directory Dir.
 type Request struct {
 	Pod    *v1.Pod
 	Volume *v1.Volume

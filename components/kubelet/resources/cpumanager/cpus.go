@@ -142,7 +142,8 @@ func decode(raw []byte) (map[types.UID]map[string]cpuset.CPUSet, error) {
 	return own, nil
 }
 
-// save writes the state file. The caller must hold mu.
+// save writes the allocations of exclusive CPUs to the state file, from which New reads them after a restart. The
+// caller must hold mu.
 func (m *Manager) save() error {
 	s := state{Policy: policy, Default: m.shared().String(), Entries: map[types.UID]map[string]string{}}
 	for uid, containers := range m.exclusive {
@@ -332,7 +333,8 @@ func (m *Manager) Settle(pod *v1.Pod, ok bool) error {
 	return topology.Settle(m.exclusive, pod.UID, ok, m.save)
 }
 
-// Shared returns the CPUs of the shared pool.
+// Shared returns the CPUs of the shared pool, which containers without exclusive CPUs use. The caller must not hold
+// mu.
 func (m *Manager) Shared() cpuset.CPUSet {
 	m.mu.Lock()
 	defer m.mu.Unlock()

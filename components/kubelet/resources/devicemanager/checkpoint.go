@@ -84,7 +84,8 @@ func (m *Manager) Release(pod types.UID) error {
 	return m.save()
 }
 
-// save writes the checkpoint. The caller must hold mu.
+// save writes the allocations and the known devices to the checkpoint file, from which load restores them after a
+// restart. The caller must hold mu.
 func (m *Manager) save() error {
 	entries := []checkpoint.PodDevicesEntry{}
 	for _, uid := range slices.Sorted(maps.Keys(m.grants)) {

@@ -103,7 +103,8 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// checkpoint returns the path of the checkpoint file.
+// checkpoint returns the path of the file that contains the allocations and known devices across restarts of the
+// kubelet.
 func (m *Manager) checkpoint() string {
 	return filepath.Join(m.cfg.Dir, "kubelet_internal_checkpoint")
 }
@@ -138,7 +139,8 @@ func (m *Manager) Capacity() (all, healthy v1.ResourceList) {
 	return all, healthy
 }
 
-// healthy reports whether any device of the plugin is healthy.
+// healthy reports whether at least one device of the plugin is healthy, so that its devices can be allocated at
+// all.
 func (p *registeredPlugin) healthy() bool {
 	for _, d := range p.devices {
 		if d.Health == api.Healthy {

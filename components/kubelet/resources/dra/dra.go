@@ -89,7 +89,7 @@ type Claim struct {
 	prepared bool
 }
 
-// Device is a device that a driver has prepared.
+// Device is a device that a DRA driver has prepared for a claim. Containers access it by its CDI device IDs.
 type Device struct {
 	Pool    string `json:"pool"`
 	Name    string `json:"name"`
@@ -454,7 +454,7 @@ func (m *Manager) setBusy(ctx context.Context, claims []types.UID) error {
 	}
 }
 
-// vacate marks the claims as not busy any more.
+// vacate marks the claims as not busy any more, and wakes the callers of setBusy that wait for them.
 func (m *Manager) vacate(claims []types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

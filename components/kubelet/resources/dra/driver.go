@@ -34,7 +34,7 @@ type driver struct {
 	removal *time.Timer
 }
 
-// connected reports whether one of the sockets is connected.
+// connected reports whether at least one instance of the driver is connected.
 func (d *driver) connected() bool {
 	return slices.ContainsFunc(d.sockets, func(s *socket) bool { return s.connected })
 }
@@ -50,7 +50,7 @@ type socket struct {
 	cancelWatch context.CancelFunc
 }
 
-// close stops the watches and closes the connection.
+// close stops the watches of the driver's state and closes the connection to the driver.
 func (s *socket) close() {
 	s.cancelWatch()
 	_ = s.conn.Close()
@@ -155,7 +155,8 @@ func (m *Manager) Deregister(p pluginwatch.Plugin) {
 	m.updateRemoval(p.Name, d)
 }
 
-// Bounds of the back-off for the removal of ResourceSlices.
+// minRemoveBackoff and maxRemoveBackoff are the first and the longest delay before a failed removal of
+// ResourceSlices is retried.
 const (
 	minRemoveBackoff = time.Second
 	maxRemoveBackoff = 5 * time.Minute

@@ -37,7 +37,7 @@ type health struct {
 	timeout time.Duration
 }
 
-// device identifies a device of a driver.
+// device identifies a device of a driver by its pool and its name.
 type device struct{ pool, name string }
 
 // watchHealth receives the health of a driver's devices (KEP-4680) on the connection conn until ctx is done.

@@ -23,7 +23,8 @@ type state struct {
 // stateVersion is the only supported version of the state file.
 const stateVersion = "v1"
 
-// save writes the state file. The caller must hold mu.
+// save writes the prepared claims and the pods that use them to the state file, from which load reads them after a
+// restart. The caller must hold mu.
 func (m *Manager) save() error {
 	s := state{Version: stateVersion, Claims: []*Claim{}}
 	for _, uid := range slices.Sorted(maps.Keys(m.claims)) {

@@ -109,7 +109,8 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// save writes the state file. The caller must hold mu.
+// save writes the memory allocations to the state file, from which New reads them after a restart. The caller must
+// hold mu.
 func (m *Manager) save() error {
 	raw, err := encode(state{Policy: policy, Machine: machineState(m.cfg.Machine, m.cfg.Reserved, m.assignments), Entries: m.assignments})
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// Node is one NUMA node of the machine.
+// Node is one NUMA node of the machine with its CPUs, its memory and its distances to the other nodes.
 type Node struct {
 	ID   int
 	CPUs cpuset.CPUSet

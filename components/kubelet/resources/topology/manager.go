@@ -28,7 +28,8 @@ const (
 	ScopePod       = "pod"
 )
 
-// Names of the policy options.
+// optionClosest and optionMostNUMA are the names of the policy options of the topology manager, as in
+// KubeletConfiguration.
 const (
 	optionClosest  = "prefer-closest-numa-nodes"
 	optionMostNUMA = "max-allowable-numa-nodes"
@@ -53,7 +54,8 @@ type Provider interface {
 	Settle(pod *v1.Pod, ok bool) error
 }
 
-// Config is the configuration of a Manager.
+// Config is the configuration of a Manager: the topology policy, the machine, and the managers whose resources are
+// aligned.
 type Config struct {
 	// Policy and Scope are among the constants; empty means "none" and "container".
 	Policy, Scope string

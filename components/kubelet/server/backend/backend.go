@@ -127,7 +127,7 @@ func (b *Backend) Exited(ctx context.Context, id string) <-chan struct{} {
 	return b.cfg.Workers.Exited(ctx, id)
 }
 
-// CancelExited releases the channel that Exited returned.
+// CancelExited releases the channel ch that Exited returned for the container id.
 func (b *Backend) CancelExited(id string, ch <-chan struct{}) { b.cfg.Workers.CancelExited(id, ch) }
 
 // Exec requests an exec session from the runtime and returns the URL to connect to.
@@ -209,7 +209,7 @@ func (b *Backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 // Configz returns the effective configuration for /configz.
 func (b *Backend) Configz() any { return b.cfg.Configz() }
 
-// Healthy returns an error if the pod workers are not healthy.
+// Healthy returns an error until the pod workers can start pods. The server reports it at /healthz.
 func (b *Backend) Healthy() error { return b.cfg.Workers.Healthy() }
 
 // Metrics returns the gatherer of the metrics at the path which, or nil if there is none.

@@ -24,7 +24,8 @@ const queryTimeout = 30 * time.Second
 // is an *exec.ExitError, or an error of starting the command.
 type Journal func(ctx context.Context, out io.Writer, args ...string) error
 
-// Journalctl is the Journal that runs the host's journalctl.
+// Journalctl runs the host's journalctl with args and writes its output to out. It is the Journal that the kubelet
+// uses; tests use another one.
 func Journalctl(ctx context.Context, out io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, "journalctl", args...)
 	cmd.Stdout, cmd.Stderr = out, out

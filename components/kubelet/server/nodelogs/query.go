@@ -15,7 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Limits of a query, as in upstream.
+// maxTailLines, maxServiceLength and maxServices limit what a client can request in one query of node logs, as in
+// upstream.
 const (
 	maxTailLines     = 100000
 	maxServiceLength = 256
@@ -26,7 +27,7 @@ const (
 // of commands.
 var unsafeCharacters = regexp.MustCompile(`[^a-zA-Z\-_.:0-9@]+`)
 
-// query is a log query for services or for a file.
+// query is a request for node logs: for the logs of services, filtered by options, or for a file.
 type query struct {
 	services, files []string
 	options

@@ -24,7 +24,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Pods lists the pods of the node.
+// Pods lists the pods of the node whose resources the PodResources API shows.
 type Pods interface {
 	// Active returns the pods that have not terminated.
 	Active() []*v1.Pod

@@ -124,7 +124,7 @@ func (s *Server) Serve(ctx context.Context, dir string) error {
 	return grpcsocket.Serve(ctx, filepath.Join(dir, Socket), "pods API clients", server)
 }
 
-// count counts a request and its result err.
+// count counts a request to the pods API in the metrics: its method, the API version, and the gRPC code of err.
 func (s *Server) count(method, version string, err error) {
 	code := status.Code(err)
 	if errors.Is(err, context.Canceled) {

@@ -95,7 +95,7 @@ type Plan struct {
 // ProcFlags are the mount flags of a standard /proc.
 const ProcFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// Space is a prepared mount namespace, which no process is in.
+// Space is a prepared mount namespace of a container, which no process has joined yet.
 type Space struct {
 	// File keeps the namespace alive until a process has joined it. The caller closes it.
 	File *os.File

@@ -121,7 +121,8 @@ func New(cfg Config) (*Plugin, error) {
 	return p, nil
 }
 
-// Backoff of the retries of unstaging a volume, as in upstream.
+// retryFirst and retryMax are the first and the longest delay before unstaging a volume is tried again, as in
+// upstream.
 const (
 	retryFirst = 500 * time.Millisecond
 	retryMax   = 2*time.Minute + 2*time.Second

@@ -41,7 +41,7 @@ type data struct {
 // key identifies a volume on this node: the name of its driver and the driver's volume handle.
 type key struct{ driver, handle string }
 
-// key returns the key of the volume.
+// key returns the driver and the volume handle of the volume that the data file describes.
 func (d data) key() key { return key{d.Driver, d.Handle} }
 
 // unique returns the volume's name in volumesInUse and volumesAttached of the Node status.
@@ -85,7 +85,7 @@ func decodeData(raw []byte) (data, error) {
 // places computes the paths of CSI volumes below the kubelet's root directory.
 type places struct{ root string }
 
-// pods returns the directory with a directory for each pod.
+// pods returns the directory that contains a directory for each pod.
 func (p places) pods() string { return filepath.Join(p.root, "pods") }
 
 // staged returns the directory of the data of a staged volume. The volume is mounted in its subdirectory

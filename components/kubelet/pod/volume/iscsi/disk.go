@@ -44,7 +44,8 @@ type source struct {
 	namespace string
 }
 
-// ofPersistent converts the source of a PersistentVolume.
+// ofPersistent converts the iSCSI source of a PersistentVolume to the form that it has in common with inline
+// volumes.
 func ofPersistent(s *v1.ISCSIPersistentVolumeSource) source {
 	out := source{ISCSIVolumeSource: v1.ISCSIVolumeSource{
 		TargetPortal: s.TargetPortal, IQN: s.IQN, Lun: s.Lun, ISCSIInterface: s.ISCSIInterface, FSType: s.FSType, ReadOnly: s.ReadOnly,
@@ -95,7 +96,7 @@ type key struct {
 	lun                   int32
 }
 
-// key returns what identifies the disk's mount.
+// key returns what identifies the disk on this node: its first portal, target, interface and LUN.
 func (d *disk) key() key { return key{d.Portals[0], d.Target, d.Interface, d.LUN} }
 
 // dirName returns the name of the directory where the disk is mounted for all pods.

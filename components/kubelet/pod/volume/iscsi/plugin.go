@@ -240,7 +240,7 @@ func (p *Plugin) mount(ctx context.Context, j *job, d *disk, device, at string) 
 	return nil
 }
 
-// global returns the path where a disk is mounted for all pods.
+// global returns the path where a disk is mounted once for all pods of the node that use it.
 func (p *Plugin) global(d *disk) string {
 	return filepath.Join(p.cfg.Root, "plugins", "kubernetes.io", "iscsi", d.key().dirName())
 }
