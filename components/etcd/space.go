@@ -14,7 +14,7 @@ import (
 
 // Settings of spaceManager, which maintains the database of a single member.
 const (
-	// spaceInterval is the interval between checks. A check reads a few numbers.
+	// spaceInterval is the interval at which the size of the database is checked. A check reads a few numbers.
 	spaceInterval = 30 * time.Second
 	// minDefragmentSize is the minimum size for a defragmentation. A database file never shrinks by
 	// itself. It is defragmented, which blocks all requests for about 10 ms per MB, if it has at

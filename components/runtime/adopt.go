@@ -229,8 +229,9 @@ func (cs *containerService) recordLostExit(c *containerState) {
 	})
 }
 
-// removeLeftover removes the processes, cgroup, mounts and files of a sandbox that has a directory but no valid record.
-// Failures are logged.
+// removeLeftover removes the processes, cgroup, mounts and files of the sandbox id, whose directory exists although
+// its record (record.json) is missing or damaged, because its creation or removal was interrupted. Failures are
+// logged.
 func (ss *sandboxService) removeLeftover(id string) {
 	cg := filepath.Join(ss.defaultCgroup(), id)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

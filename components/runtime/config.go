@@ -81,7 +81,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// validate checks the configuration and sets the defaults of empty fields.
+// validate returns an error if a required field is missing or a value is not valid, and sets the defaults of empty
+// fields.
 func (c *Config) validate() error {
 	for name, path := range map[string]string{"root": c.Root, "state": c.State, "socket": c.Socket} {
 		if !filepath.IsAbs(path) {

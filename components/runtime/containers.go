@@ -108,8 +108,9 @@ func imageRef(image *images.Image) string {
 	return image.ID
 }
 
-// setUp creates the directories, mounts, cgroups and specification of a new container, and records phase created. If it
-// returns an error, the caller must call tearDown.
+// setUp creates the directories, mounts, cgroups and OCI specification of a new container, and writes to disk that
+// the container is created. pod is the record of its sandbox. If it returns an error, the caller must call
+// tearDown.
 func (cs *containerService) setUp(c *containerState, pod sandboxRecord, image *images.Image) error {
 	dir := cs.containerDir(c.id)
 	if err := os.Mkdir(dir, 0o711); err != nil {

@@ -12,7 +12,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// containerState is a container in the inventory: its record on disk and what this process needs to manage it.
+// containerState is a container that this process manages: its persistent state, which is also on disk, and what
+// exists only in memory, such as its open process.
 type containerState struct {
 	id, sandbox string
 	dir         string // of its files and its record
@@ -30,7 +31,8 @@ type containerState struct {
 	cpu  cpuSample
 }
 
-// get returns a copy of the container's record. Its slices and messages are shared and must not be modified.
+// get returns a copy of the container's persistent state. Its slices and messages are shared and must not be
+// modified.
 func (c *containerState) get() containerRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,8 +73,9 @@ func (c *containerState) recordExit(log *slog.Logger, f func(*containerRecord)) 
 	}
 }
 
-// containerName returns the name that is unique among containers, from the pod's and the container's metadata. See
-// inventory.reserve.
+// containerName returns the name that identifies a container in requests: it consists of the metadata of the
+// container and its pod, including the attempt number. inventory.reserve ensures that no two containers have the
+// same name.
 func containerName(m *runtimeapi.ContainerMetadata, pod *runtimeapi.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), pod.GetName(), pod.GetNamespace(), pod.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
 }

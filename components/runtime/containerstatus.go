@@ -22,7 +22,7 @@ func containerPhase(p phase) runtimeapi.ContainerState {
 	return runtimeapi.ContainerState_CONTAINER_CREATED
 }
 
-// containerStatus converts a container's record to its CRI status.
+// containerStatus converts the persistent state of a container to its CRI status.
 func containerStatus(rec containerRecord) *runtimeapi.ContainerStatus {
 	st := &runtimeapi.ContainerStatus{
 		Id: rec.ID, Metadata: rec.config.GetMetadata(), State: containerPhase(rec.Phase),

@@ -98,8 +98,9 @@ func newEngines(h *host, handlers map[string]Handler) *engines {
 // has reports whether a handler with this name is configured. RunPodSandbox rejects pods with other handlers.
 func (e *engines) has(handler string) bool { return e.byHandler[handler] != nil }
 
-// of returns the engine for the container with the record rec. If its handler is no longer configured, of returns the
-// built-in engine, which can kill the container's processes and remove its cgroup.
+// of returns the engine that controls the container with the record rec: that of its runtime handler. If the
+// handler is no longer configured, it is the built-in engine, which can kill the container's processes and remove
+// its cgroup.
 func (e *engines) of(rec containerRecord) engine {
 	if e, ok := e.byHandler[rec.Handler]; ok {
 		return e

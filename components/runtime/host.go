@@ -53,12 +53,12 @@ func newHost(cfg *Config) (*host, error) {
 	return h, nil
 }
 
-// path returns a path below the directory that persists across reboots.
+// path returns the path of parts below Config.Root, the directory that persists across reboots.
 func (h *host) path(parts ...string) string {
 	return filepath.Join(append([]string{h.root}, parts...)...)
 }
 
-// state returns a path below the directory of state that does not outlive a reboot.
+// state returns the path of parts below Config.State, the directory of state that does not outlive a reboot.
 func (h *host) state(parts ...string) string {
 	return filepath.Join(append([]string{h.stateDir}, parts...)...)
 }

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// inventory contains all sandboxes and containers that this process manages, by ID, and reserves their names. The
-// services share it. It is safe for concurrent use.
+// inventory contains all sandboxes and containers that this process manages, by ID, and reserves the names of new
+// ones, so that a repeated CRI request does not create a second one. It is safe for concurrent use.
 type inventory struct {
 	mu         sync.Mutex // guards the fields below
 	sandboxes  map[string]*sandboxState

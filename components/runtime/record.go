@@ -107,10 +107,11 @@ type user struct {
 	Groups   []int64
 }
 
-// message is a protobuf message in its encoded form, as records store it.
+// message is a protobuf message in its encoded form, as the state of sandboxes and containers on disk contains it.
 type message []byte
 
-// marshal encodes a message for a record.
+// marshal encodes m, a message of a CRI request, for the state of a sandbox or container on disk. It returns nil if
+// m cannot be encoded.
 func marshal(m proto.Message) message {
 	data, err := proto.Marshal(m)
 	if err != nil {
@@ -119,14 +120,15 @@ func marshal(m proto.Message) message {
 	return data
 }
 
-// recordFile is the name of the record in the directory of a sandbox or container.
+// recordFile is the name of the file with the persistent state of a sandbox or container, in its directory.
 const recordFile = "record.json"
 
 // maxRecordFileSize is the size in bytes above which the file of a record is replaced by one with the latest line only.
 // A file of up to three times the size of its latest line is not replaced.
 const maxRecordFileSize = 16 << 10
 
-// save appends a record to the file in the directory of its sandbox or container.
+// save writes record, the persistent state of a sandbox or container, to the file record.json in its directory dir,
+// as a new last line.
 func save(dir string, record any) error {
 	data, err := json.Marshal(record)
 	if err == nil {
@@ -161,11 +163,12 @@ func appendRecord(file string, data []byte) error {
 	return err
 }
 
-// errDamaged means that the record of a sandbox or container is missing or invalid. The runtime then removes the
-// sandbox or container.
+// errDamaged means that the file with the persistent state of a sandbox or container is missing or invalid. The
+// runtime then removes the sandbox or container.
 var errDamaged = errors.New("damaged record")
 
-// loadRecord decodes the record in dir into record. It returns errDamaged if there is no valid record.
+// loadRecord reads the persistent state of the sandbox or container with the directory dir into record. It returns
+// errDamaged if the file is missing or contains no valid state.
 func loadRecord(dir string, record any) error {
 	data, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if err != nil {

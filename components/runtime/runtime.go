@@ -276,5 +276,6 @@ func grpcError(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// errNotFound means that the inventory has no sandbox or container with the requested ID.
+// errNotFound means that this runtime has no sandbox or container with the requested ID. CRI clients get the code
+// NotFound.
 var errNotFound = errors.New("not found")

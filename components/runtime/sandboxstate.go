@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// sandboxState is a sandbox in the inventory: its record on disk and what this process needs to manage it.
+// sandboxState is a sandbox that this process manages: its persistent state, which is also on disk, and what exists
+// only in memory, such as the handle of its pause process.
 type sandboxState struct {
 	id  string
 	dir string // of its files and its record
@@ -35,7 +36,8 @@ type sandboxState struct {
 	handle *process.Handle
 }
 
-// get returns a copy of the sandbox's record. Its slices and messages are shared and must not be modified.
+// get returns a copy of the sandbox's persistent state. Its slices and messages are shared and must not be
+// modified.
 func (s *sandboxState) get() sandboxRecord {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,7 +87,8 @@ func (s *sandboxState) recordExit(log *slog.Logger, f func(*sandboxRecord)) {
 	}
 }
 
-// sandboxName returns the name that is unique among sandboxes, from the pod's metadata. See inventory.reserve.
+// sandboxName returns the name that identifies a sandbox in requests: it consists of the metadata of the pod,
+// including the attempt number. inventory.reserve ensures that no two sandboxes have the same name.
 func sandboxName(m *runtimeapi.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
 }

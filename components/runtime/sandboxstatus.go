@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sandboxStatus converts a sandbox's record to its CRI status.
+// sandboxStatus converts the persistent state of a sandbox to its CRI status.
 func sandboxStatus(rec sandboxRecord) *runtimeapi.PodSandboxStatus {
 	st := &runtimeapi.PodSandboxStatus{
 		Id: rec.ID, Metadata: rec.config.GetMetadata(), State: sandboxPhase(rec), CreatedAt: rec.Created,

@@ -66,8 +66,8 @@ type fillState struct {
 	generation int
 }
 
-// view is a snapshot of a collection's entries and indexes. Its contents are shared and must not be
-// modified.
+// view is a snapshot of the entries of a collection, and their indexes, at one revision. It is shared and must not
+// be modified.
 type view struct {
 	*contents
 	// revision is the revision of the last change in the snapshot. The snapshot is valid until the

@@ -7,8 +7,8 @@ import (
 	"github.com/google/btree"
 )
 
-// contents are the entries of a collection, sorted by key, with their indexes. It is not safe for
-// concurrent use, except for reads.
+// contents are the entries of a collection, sorted by key, with their indexes. They are not safe for concurrent
+// use, except for reads.
 type contents struct {
 	entries *btree.BTreeG[*Entry]
 	// indexes contains the indexes of CollectionConfig.Indexes, in that order.
@@ -21,7 +21,7 @@ type indexed struct {
 	entry *Entry
 }
 
-// entryLess is the order of entries in contents: by key.
+// entryLess compares two entries by their keys, for the B-tree that contains the entries of a collection.
 func entryLess(a, b *Entry) bool { return a.key < b.key }
 
 func indexedLess(a, b indexed) bool {
@@ -35,8 +35,8 @@ func indexedLess(a, b indexed) bool {
 // more bytes are copied per write.
 const treeDegree = 16
 
-// newContents returns empty contents with a number of indexes. nodes is the store's list of unused
-// tree nodes, which the new tree reuses.
+// newContents returns contents without entries. indexes is the number of indexes of the collection. nodes is the
+// store's list of unused tree nodes, which the new tree reuses.
 func newContents(indexes int, nodes *btree.FreeListG[*Entry]) *contents {
 	t := &contents{entries: btree.NewWithFreeListG(treeDegree, entryLess, nodes)}
 	for range indexes {
@@ -54,7 +54,8 @@ func (c *CollectionConfig) indexes() []Index {
 	return c.Indexes
 }
 
-// indexNamed returns the position of the index with the name in indexes(), or -1 if there is none.
+// indexNamed returns which of the indexes that indexes() returns has the name, counting from 0, or -1 if there is
+// none.
 func (c *CollectionConfig) indexNamed(name string) int {
 	if name != "" {
 		for i, index := range c.indexes() {

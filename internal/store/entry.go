@@ -303,7 +303,7 @@ func (e *Entry) Memo(slot int, make func() ([]byte, error)) ([]byte, error) {
 	return data, nil
 }
 
-// memo returns the entry's memo of the slot, and adds an empty one if there is none. It takes no
+// memo returns the cached value of the entry for the slot, and adds an empty one if there is none. It takes no
 // lock.
 func (e *Entry) memo(slot int) *memo {
 	var added *memo
@@ -324,8 +324,8 @@ func (e *Entry) memo(slot int) *memo {
 	}
 }
 
-// dropDerived drops the decoded objects and memos of a replaced version, to free memory. Callers
-// that still use such a value keep it alive; later callers compute it again.
+// dropDerived drops the decoded objects and cached values of an entry that a newer version has replaced, to free
+// memory. Callers that still use such a value keep it alive; later callers compute it again.
 func (e *Entry) dropDerived() {
 	e.weak.Store(nil)
 	e.trimmed.Store(nil)

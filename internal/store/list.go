@@ -45,8 +45,8 @@ func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) 
 	return page, nil
 }
 
-// page selects entries from a snapshot. If index is not negative, it is the position of the index
-// to use. looked is the number of entries that were checked.
+// page selects entries from the snapshot v. index is the number of the index by which they are found, or negative
+// for none. looked is the number of entries that were checked.
 func (v *view) page(opts ListOptions, index int) (page *Page, looked int) {
 	page = &Page{}
 	size := opts.Limit

@@ -104,8 +104,8 @@ func (c *memoClock) hold(e *Entry, obj runtime.Object) {
 	c.insert(m, size)
 }
 
-// insert adds a memo of size bytes to the ring and drops unused memos until the limit is met. The
-// caller holds mu.
+// insert adds a memo of size bytes to those that the clock's hand visits, and drops unused memos until the memory
+// limit is met. The caller holds mu.
 func (c *memoClock) insert(m *memo, size int) {
 	m.size = size
 	if c.hand == nil {

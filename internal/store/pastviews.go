@@ -1,6 +1,7 @@
 package store
 
-// pastView is a snapshot of a collection before its latest change.
+// pastView is a snapshot of a collection that is not current any more, and the revision of the change that has made
+// it outdated.
 type pastView struct {
 	*view
 	// until is the revision of the next change. The view is valid for revisions in [view.revision,

@@ -32,8 +32,8 @@ type waiter struct {
 	index    int // in the heap, -1 after removal
 }
 
-// newPosition returns the position before anything was received. Waiters are released when stopped
-// is closed.
+// newPosition returns a position that includes no revision yet. Goroutines that wait for a revision return when
+// stopped is closed.
 func newPosition(stopped <-chan struct{}) *position {
 	return &position{
 		stopped:   stopped,

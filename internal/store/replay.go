@@ -54,8 +54,8 @@ func (c *Collection) replay(ctx context.Context, since int64) error {
 	return nil
 }
 
-// prepend adds events from before the start of the ring, as many of the latest as the limits allow.
-// events must contain all events of the collection in (start, r.start].
+// prepend adds events from before the recorded history r, as many of the latest as its limits allow. events must
+// contain all events of the collection in (start, r.start].
 func (r *ring) prepend(events []Event, start int64) {
 	present := make([]Event, 0, r.next-r.first)
 	for n := r.first; n < r.next; n++ {

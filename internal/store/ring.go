@@ -3,7 +3,7 @@ package store
 import "sort"
 
 const (
-	// ringMin is the number of events that a ring keeps regardless of their size.
+	// ringMin is the number of recent events of a collection that are recorded regardless of their size.
 	ringMin = 64
 	// decodedEvents is the number of recent events for which the replaced version of an object
 	// keeps its derived values. Watchers need them immediately; slow watchers derive them again.
@@ -78,7 +78,7 @@ func (r *ring) evict() {
 	r.first++
 }
 
-// grow doubles the capacity of a ring that contains n events.
+// grow doubles the capacity of r, which contains n events.
 func (r *ring) grow(n int) {
 	size := max(8, 2*n)
 	events := make([]Event, size)

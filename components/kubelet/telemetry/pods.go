@@ -177,7 +177,7 @@ func (m *Metrics) StatusChanged(before, now *v1.PodStatus) {
 	count(before.EphemeralContainerStatuses, now.EphemeralContainerStatuses, EphemeralContainer)
 }
 
-// ended reports whether the container of that name is terminated in a list of statuses.
+// ended reports whether list has the container of that name and its state is Terminated.
 func ended(list []v1.ContainerStatus, name string) bool {
 	for i := range list {
 		if list[i].Name == name {

@@ -49,7 +49,8 @@ type Network struct{ list *libcni.NetworkConfigList }
 // Name returns the name of the network.
 func (n *Network) Name() string { return n.list.Name }
 
-// Bytes returns the configuration in JSON, for a sandbox's record. Parse restores the Network from it.
+// Bytes returns the configuration in JSON. The runtime stores it with the sandbox, so that Parse can restore the
+// Network when the sandbox is disconnected, even if the configuration file has changed.
 func (n *Network) Bytes() []byte { return n.list.Bytes }
 
 // Parse returns the Network with a configuration that Bytes has returned. It returns an error if the configuration is

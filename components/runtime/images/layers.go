@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// storeDir is the directory of a store. It contains the directories "images" with records, "layers" with unpacked
-// layers, and "tmp" with partial data.
+// storeDir is the directory of an image store. It contains the directories "images" with a file for each image,
+// "layers" with unpacked layers, and "tmp" with partial data.
 type storeDir string
 
-// path returns a path below the directory.
+// path returns the path of parts below the directory of the store.
 func (d storeDir) path(parts ...string) string {
 	return filepath.Join(append([]string{string(d)}, parts...)...)
 }
@@ -52,7 +52,8 @@ func (l *layerStore) hasAll(image *Image) bool {
 	return !slices.ContainsFunc(image.Layers, func(layer string) bool { return !l.has(layer) })
 }
 
-// has reports whether a layer exists and has the number of top-level entries that it was created with.
+// has reports whether a layer exists and its directory still has as many entries as when it was created. Fewer mean
+// that files were lost, for example in a file system repair.
 func (l *layerStore) has(layer string) bool {
 	info, err := os.Stat(l.filesOf(layer))
 	if err != nil || !info.IsDir() {

@@ -125,8 +125,8 @@ func (s *Store) previousOwners(image *Image) []*Image {
 	return slices.Collect(maps.Values(others))
 }
 
-// put records an image, on disk first, and moves its names from other images to it. If the store has a record with the
-// same ID, its names and pinning are kept.
+// put stores an image, on disk first, and moves its names from other images to it. If the store already has an
+// image with this ID, the names and the pinning of that image are kept.
 func (s *Store) put(image *Image) (*Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,8 +158,8 @@ func (s *Store) record(id string) string {
 	return s.path("images", strings.TrimPrefix(id, "sha256:")+".json")
 }
 
-// write writes the records of images to disk. If one cannot be written, for example because the disk is full, it
-// changes none.
+// write writes the files that describe images to disk. If one cannot be written, for example because the disk is
+// full, it changes none.
 func (s *Store) write(images ...*Image) error {
 	files := make([]atomicfile.File, len(images))
 	for i, image := range images {

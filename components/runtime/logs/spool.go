@@ -26,7 +26,8 @@ type Spool struct {
 }
 
 const (
-	// spoolContent is the position in the file at which the content begins. The mark is before it.
+	// spoolContent is the offset in the file of a Spool at which the output begins. The bytes before it are the
+	// header, which records how much of the output is in the log.
 	spoolContent = 4 << 10
 	// spoolHole is the number of bytes that are deallocated together.
 	spoolHole = 16 << 10

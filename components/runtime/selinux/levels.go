@@ -10,7 +10,8 @@ import (
 	"sync"
 )
 
-// policyCategories is the number of categories that SELinux policies for containers define. A level is a pair of them.
+// policyCategories is the number of categories that SELinux policies for containers define. The level of a pod
+// consists of two of them, which separates its files and processes from those of other pods.
 const policyCategories = 1024
 
 // levels allocates SELinux levels and counts the sandboxes and containers that use each level: the containers of a pod
@@ -23,19 +24,20 @@ type levels struct {
 	inUse map[string]int
 }
 
-// newLevels returns levels that are pairs of this number of categories.
+// newLevels returns the allocator of levels that consist of two of the given number of categories. No level is in
+// use.
 func newLevels(categories int) *levels {
 	return &levels{pairs: categories * (categories - 1) / 2, inUse: map[string]int{}}
 }
 
-// acquire counts one more user of a level, which need not be unused.
+// acquire records that one more sandbox or container uses a level, which others may use too.
 func (l *levels) acquire(level string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.inUse[canonical(level)]++
 }
 
-// release counts one less user of a level. A level without users can be allocated again.
+// release records that one sandbox or container less uses a level. A level that none uses can be allocated again.
 func (l *levels) release(level string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,8 +47,8 @@ func (l *levels) release(level string) {
 	}
 }
 
-// allocate returns a level without users and counts one user. It selects the level at random, so that a level is not
-// reused soon: files of a deleted pod may still have it.
+// allocate returns a level that no sandbox or container uses, and records that one uses it now. It selects the
+// level at random, so that a level is not reused soon: files of a deleted pod may still have it.
 func (l *levels) allocate() (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,7 +63,8 @@ func (l *levels) allocate() (string, error) {
 	return "", errors.New("all SELinux levels are in use")
 }
 
-// pair returns the level with the nth pair of categories. The lower category is first.
+// pair returns the nth SELinux level of those that consist of two categories, such as "s0:c1,c2", counting from 0.
+// The lower category is first.
 func pair(n int) string {
 	high := 1
 	for n >= high {
@@ -71,8 +74,8 @@ func pair(n int) string {
 	return fmt.Sprintf("s0:c%d,c%d", n, high)
 }
 
-// canonical returns the form of a level that pair returns, so that the same pair of categories is counted once. Levels
-// that are not a pair are returned unchanged.
+// canonical returns a level of two categories in the form that pair returns, so that the same categories in another
+// order count as the same level. Other levels are returned unchanged.
 func canonical(level string) string {
 	sensitivity, list, found := strings.Cut(level, ":")
 	if !found {

@@ -180,21 +180,23 @@ func (h *Host) newLabels(o *runtimeapi.SELinuxOption, level string) (*Labels, er
 	return labels, nil
 }
 
-// Adopt counts the level of labels that were read from a record as used. l may be nil.
+// Adopt records that a sandbox or container of a previous runtime process uses the level of l, so that no new pod
+// gets the same level. l may be nil.
 func (h *Host) Adopt(l *Labels) {
 	if level := h.levelOf(l); level != "" {
 		h.levels.acquire(level)
 	}
 }
 
-// Release counts the level of labels as not used any more by a sandbox or container that was removed. l may be nil.
+// Release records that a sandbox or container that was removed does not use the level of l any more. The last one
+// frees the level for new pods. l may be nil.
 func (h *Host) Release(l *Labels) {
 	if level := h.levelOf(l); level != "" {
 		h.levels.release(level)
 	}
 }
 
-// levelOf returns the level in the labels, or "" if they have none.
+// levelOf returns the level in the labels l, which separates pods from each other, or "" if the labels have none.
 func (h *Host) levelOf(l *Labels) string {
 	if h == nil || l == nil || l.Process == "" {
 		return ""

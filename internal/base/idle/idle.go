@@ -15,10 +15,11 @@ import (
 )
 
 const (
-	// checkInterval is the interval of the checks. A check takes 20 microseconds of CPU time.
+	// checkInterval is the interval at which Run checks whether memory can be released. A check takes 20
+	// microseconds of CPU time.
 	checkInterval = 10 * time.Second
-	// minGain is the minimum number of bytes that a collection must free. A collection takes
-	// about a millisecond per megabyte of live memory.
+	// minGain is the minimum number of bytes that releasing memory, by a garbage collection, must free. A
+	// collection takes about a millisecond per megabyte of live memory.
 	minGain = 4 << 20
 	// minGainRatio is the minimum ratio of freed bytes to the bytes allocated per interval. If the ratio
 	// is lower, the process would soon use the memory again.

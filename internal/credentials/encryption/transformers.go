@@ -43,7 +43,8 @@ type Transformers struct {
 	current atomic.Pointer[configuration]
 }
 
-// configuration is the parsed content of one version of the EncryptionConfiguration file.
+// configuration is the parsed EncryptionConfiguration file, with the transformers that it defines. A reload
+// replaces it by a new one.
 type configuration struct {
 	*encryptionconfig.EncryptionConfiguration
 

@@ -45,8 +45,8 @@ type Config struct {
 	ExtraNames []string
 }
 
-// Set contains the keys and certificates of a control plane node. It is immutable after Ensure or
-// Load has returned it.
+// Set contains the CAs, keys and certificates that the components of a control plane node need. It is immutable
+// after Ensure or Load has returned it.
 type Set struct {
 	// Dir is the directory of the files.
 	Dir string
@@ -69,8 +69,8 @@ type Set struct {
 	ServiceAccountKeyFile, ServiceAccountPubFile string
 }
 
-// authority describes a CA of a Set: its file name without extension, its common name, and the field
-// of the Set.
+// authority describes a certificate authority of a control plane node: its file name without extension, its common
+// name, and the field of Set that contains it.
 type authority struct {
 	file, name string
 	dst        **CA
@@ -84,8 +84,8 @@ func (s *Set) authorities() []authority {
 	}
 }
 
-// leaf describes a leaf certificate of a Set: its file name without extension, the CA that signs it,
-// its Spec, and the field of the Set.
+// leaf describes a certificate of a control plane node that is not a CA: its file name without extension, the CA
+// that signs it, its Spec, and the field of Set that contains it.
 type leaf struct {
 	file string
 	ca   *CA
@@ -93,8 +93,8 @@ type leaf struct {
 	dst  **Pair
 }
 
-// leaves returns the descriptions of all leaf certificates of a control plane node. It copies the
-// CAs of s, which must be set unless the caller does not sign.
+// leaves returns the descriptions of all certificates of a control plane node that are not CAs. The descriptions
+// refer to the CAs of s, which must be set before if the caller signs certificates.
 func (s *Set) leaves(cfg Config) []leaf {
 	local := []string{cfg.NodeName, "localhost", "127.0.0.1", "::1"}
 	for _, ip := range cfg.NodeAddresses {
@@ -131,7 +131,7 @@ func (s *Set) leaves(cfg Config) []leaf {
 	}
 }
 
-// Pairs returns all leaf certificates of the set.
+// Pairs returns all certificates of s that are not CAs, with their keys.
 func (s *Set) Pairs() []*Pair {
 	return []*Pair{s.APIServer, s.APIServerKubeletClient, s.FrontProxyClient, s.EtcdServer, s.EtcdPeer, s.EtcdHealthcheckClient, s.APIServerEtcdClient}
 }

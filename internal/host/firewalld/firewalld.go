@@ -35,8 +35,8 @@ const (
 // zone is the zone that accepts all connections.
 const zone = "trusted"
 
-// The kinds of entries of a zone. The words are parts of the names of firewalld's methods and of
-// entries in the host journal.
+// sourceEntry and interfaceEntry are the kinds of entries of a zone. Their values are parts of the names of
+// firewalld's methods and of the entries in the host journal.
 const (
 	sourceEntry    = "Source"
 	interfaceEntry = "Interface"
@@ -66,8 +66,8 @@ type Manager struct {
 	entries []entry
 }
 
-// entry is a source or an interface of a zone. kind is sourceEntry or interfaceEntry, and name the
-// address range or link.
+// entry is an address range (kind sourceEntry) or a network link (kind interfaceEntry) in a zone of firewalld. name
+// is the range or link.
 type entry struct{ kind, name string }
 
 // New returns a Manager for the address ranges and links in cfg.
@@ -165,8 +165,8 @@ func started(body []any) bool {
 	return ok && body[0] == service && owner != ""
 }
 
-// add records the entries in the host journal and adds them to the zone. Entries that are already
-// in the zone are not an error.
+// add adds the configured address ranges and links to the zone, after recording them in the host journal. It is no
+// error if the zone already contains them.
 func (m *Manager) add(ctx context.Context, conn *dbus.Conn) error {
 	var changes []hostjournal.Change
 	for _, e := range m.entries {

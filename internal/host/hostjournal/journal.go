@@ -48,8 +48,8 @@ const (
 	Dir Kind = "dir"
 	// Route is a route. Name is its destination, Before the name of its link.
 	Route Kind = "route"
-	// Firewalld is an entry of a zone of firewalld. Name is "Source RANGE" or "Interface LINK". Package
-	// firewalld records and reverts it.
+	// Firewalld is an address range or link that was added to a zone of firewalld. Name is "Source RANGE" or
+	// "Interface LINK". Package firewalld records and reverts it.
 	Firewalld Kind = "firewalld"
 )
 

@@ -9,8 +9,8 @@ import (
 	"strconv"
 )
 
-// Node is the layout of one node on a machine. The zero value is not valid; use Default or
-// Numbered.
+// Node has the paths, link names and cgroups that one node uses on its machine. The zero value is not valid; use
+// Default or Numbered.
 type Node struct {
 	// Etc contains the PKI, kubeconfigs and static pod manifests of control plane nodes.
 	Etc string
@@ -38,7 +38,7 @@ type Node struct {
 // RuntimeName is the process name (argv[0]) of the container runtime.
 const RuntimeName = "hyperkube-runtime"
 
-// Default returns the layout of the first node of a machine.
+// Default returns the paths and names that the first node of a machine uses.
 func Default() Node {
 	return Node{
 		Etc:           "/etc/kubernetes",
@@ -72,8 +72,8 @@ func Under(root string) Node {
 // `up --nodes` runs on the same machine.
 const nodesDir = "nodes"
 
-// Numbered returns the layout of the i-th additional node of the machine whose first node is n,
-// starting at 1. Its directories are below those of n.
+// Numbered returns the paths and names of the i-th additional node of the machine whose first node is n, starting
+// at 1. Its directories are below those of n.
 func (n Node) Numbered(i int) Node {
 	sub := filepath.Join(nodesDir, strconv.Itoa(i))
 	n.Data = filepath.Join(n.Data, sub)

@@ -19,7 +19,7 @@ type iptables struct {
 	guard *Guard // notified of the processes that write; may be nil
 }
 
-// Read returns the state that iptables-save prints.
+// Read returns the rules of all programs in one address family, as iptables-save prints them.
 func (b iptables) Read(ctx context.Context, family Family) (*State, error) {
 	saved, err := Save(ctx, family)
 	if err != nil {
@@ -28,7 +28,7 @@ func (b iptables) Read(ctx context.Context, family Family) (*State, error) {
 	return ParseState(saved), nil
 }
 
-// Apply makes the change with one iptables-restore.
+// Apply makes change, atomically in each table, with one call of iptables-restore.
 func (b iptables) Apply(ctx context.Context, family Family, change Change) error {
 	return b.restore(ctx, family, change.String())
 }

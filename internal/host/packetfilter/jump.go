@@ -12,8 +12,8 @@ type Place int
 
 // First, Last and AfterServices are the places of jumps.
 const (
-	// First is before all rules of other programs. All jumps of a user that are First in one
-	// built-in chain are kept in order.
+	// First is before all rules of other programs. All jumps with this place that one Writer puts into a built-in
+	// chain are kept in order.
 	First Place = iota
 	// Last is after the rules that exist when the jump is created.
 	Last
@@ -37,7 +37,8 @@ type Jump struct {
 // of upstream's kube-proxy.
 const serviceChains = "KUBE-"
 
-// change returns the journal entry that must be recorded before the jump is created.
+// change returns the entry for the host journal that must be written before the jump is created, so that `hyperkube
+// down` can remove the jump.
 func (j Jump) change(family Family) hostjournal.Change {
 	// The journal contains the words of the rule without quotes, as they are passed to a program.
 	words, err := shellWords(j.Rule.String())

@@ -76,7 +76,7 @@ func (c Chain) matches(pattern Chain) bool {
 // Chains maps chains to their rules, in order. A chain without rules exists and is empty.
 type Chains map[Chain][]Rule
 
-// Ruleset contains all rules of one user in one address family.
+// Ruleset contains all rules that one part of hyperkube, such as the service proxy, has in one address family.
 type Ruleset struct {
 	// Chains contains the chains of the user.
 	Chains Chains
@@ -85,7 +85,8 @@ type Ruleset struct {
 	Jumps []Jump
 }
 
-// Change describes how a Backend changes one user's rules in one address family.
+// Change describes how a Backend changes the rules of one part of hyperkube, such as the service proxy, in one
+// address family.
 type Change struct {
 	// Create contains chains that are created without rules, unless State has them: the rules of an
 	// existing chain are kept.

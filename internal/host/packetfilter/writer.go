@@ -82,8 +82,8 @@ func (w *Writer) Current(family Family) bool { return w.family(family).current }
 // Used reports whether Sync has ever succeeded for a family.
 func (w *Writer) Used(family Family) bool { return w.family(family).total != nil }
 
-// Counts returns, by table, the total number of rules in the user's chains of a family, and the
-// number of rules that the last Sync wrote. Both are for metrics.
+// Counts returns, by table, how many rules the chains of the Writer have in a family, and how many of them the last
+// Sync wrote. Both are for metrics.
 func (w *Writer) Counts(family Family) (total, last map[Table]int) {
 	f := w.family(family)
 	return f.total, f.last
@@ -182,8 +182,8 @@ func (w *Writer) apply(ctx context.Context, family Family, change Change) error 
 	return nil
 }
 
-// adopt returns the chains of Objects and Foreign that exist in the kernel, so that Sync removes or
-// replaces those of an earlier process. state may be nil.
+// adopt returns the chains in Config.Objects and Config.Foreign that exist in the kernel, so that Sync removes or
+// replaces the rules of an earlier process. state describes the kernel's rules and may be nil.
 func (w *Writer) adopt(state *State) Chains {
 	found := Chains{}
 	if state == nil {
@@ -204,8 +204,7 @@ func (w *Writer) adopt(state *State) Chains {
 
 func (w *Writer) isObject(chain Chain) bool { return slices.ContainsFunc(w.cfg.Objects, chain.matches) }
 
-// sharedChains returns the chains of Config.Shared without patterns, which are those that Sync
-// creates.
+// sharedChains returns the chains in Config.Shared that Sync must create, which excludes patterns.
 func (w *Writer) sharedChains() []Chain {
 	return slices.DeleteFunc(slices.Clone(w.cfg.Shared), Chain.isPattern)
 }
@@ -324,7 +323,7 @@ func (w *Writer) Missing(ctx context.Context, family Family, set Ruleset) (bool,
 	return true, nil
 }
 
-// Changes returns the entries for the host change journal of all chains and jumps of a set.
+// Changes returns the entries for the host journal by which all chains and jumps of s can be removed.
 func (s Ruleset) Changes(family Family) []hostjournal.Change {
 	var out []hostjournal.Change
 	for _, chain := range slices.SortedFunc(maps.Keys(s.Chains), Chain.compare) {

@@ -33,7 +33,8 @@ func NewHealth() *Health {
 	return h
 }
 
-// Observe records that the check name returned err. kind is the endpoint: livez, readyz or healthz.
+// Observe records the result err of a health check, nil for success. name is the name of the check, and kind the
+// endpoint that has run it: livez, readyz or healthz.
 func (h *Health) Observe(name, kind string, err error) {
 	status, value := "success", 1.0
 	if err != nil {

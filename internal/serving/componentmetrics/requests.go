@@ -140,7 +140,8 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// counter returns the counter of responses with the labels k.
+// counter returns the counter of the responses with the method, host and status code in k, and creates it on first
+// use.
 func (r *Requests) counter(k responseLabels) prometheus.Counter {
 	if c, ok := r.counters.Load(k); ok {
 		return c.(prometheus.Counter)

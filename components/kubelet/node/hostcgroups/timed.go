@@ -20,19 +20,19 @@ func (t Timed) observe(operation string, began time.Time) {
 	t.Observe(operation, time.Since(began))
 }
 
-// Create creates a cgroup and records the duration.
+// Create creates a cgroup with the resource limits r, and records how long that took.
 func (t Timed) Create(name string, r cgroup.Resources) error {
 	defer t.observe("create", time.Now())
 	return t.Cgroups.Create(name, r)
 }
 
-// Set changes a cgroup and records the duration.
+// Set changes the resource limits of a cgroup to r, and records how long that took.
 func (t Timed) Set(name string, r cgroup.Resources) error {
 	defer t.observe("update", time.Now())
 	return t.Cgroups.Set(name, r)
 }
 
-// Remove removes a cgroup and records the duration.
+// Remove removes a cgroup, and records how long that took.
 func (t Timed) Remove(ctx context.Context, name string) error {
 	defer t.observe("destroy", time.Now())
 	return t.Cgroups.Remove(ctx, name)

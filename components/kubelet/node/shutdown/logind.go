@@ -47,7 +47,7 @@ func Connect(ctx context.Context) (Logind, error) {
 	return &logind{conn: conn}, nil
 }
 
-// logind is a Logind over D-Bus.
+// logind implements Logind by calling logind over D-Bus.
 type logind struct{ conn *dbus.Conn }
 
 // Close closes the connection to the system bus.

@@ -448,7 +448,8 @@ func DiskUsage(root string) (bytes, inodes uint64) {
 	return bytes, inodes
 }
 
-// walk adds the disk usage of path and everything below it on the device dev to bytes and inodes.
+// walk adds the disk usage of path, and of everything below it that is on the device dev, to *bytes and *inodes.
+// Other file systems mounted there are skipped.
 func walk(path string, dev uint64, bytes, inodes *uint64) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil || st.Dev != dev {

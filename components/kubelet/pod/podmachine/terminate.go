@@ -123,7 +123,7 @@ func (m *Machine) kill(id, message string, grace int64, ordered bool) *Kill {
 	return &k
 }
 
-// kill adds k to the decision, unless it is nil.
+// kill adds the container k to those that the decision stops. It does nothing if k is nil.
 func (d *Decision) kill(k *Kill) {
 	if k != nil {
 		d.Kill = append(d.Kill, *k)

@@ -136,7 +136,7 @@ func (o *Observed) AnyRunning() bool {
 // Result is the latest result of a probe of a container, after its thresholds were applied.
 type Result int
 
-// Results of a probe. NoProbe: there is no probe. Pending: there is no result yet.
+// NoProbe means that the container does not have the probe, and Pending that the probe has no result yet.
 const (
 	NoProbe Result = iota
 	Pending

@@ -70,7 +70,7 @@ type state struct {
 	Checksum uint32                          `json:"checksum"`
 }
 
-// policy is the name of the policy in the state file.
+// policy is the name of the CPU manager policy that the state file contains.
 const policy = "static"
 
 // New returns a Manager with the allocations of the state file. A state file that does not match

@@ -356,9 +356,9 @@ func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name str
 	return nil
 }
 
-// preferred returns n devices of available that the plugin prefers, including those in must. Devices in the
-// response that are not available are ignored; otherwise supplies the missing ones, and all if the call
-// fails.
+// preferred returns n devices of available: those in must, and then those that the device plugin prefers. If the
+// plugin responds with fewer devices or with devices that are not available, devices of otherwise are used in their
+// place. If the call fails, it returns otherwise.
 func (m *Manager) preferred(ctx context.Context, name string, client api.DevicePluginClient, available, must []string, n int, otherwise []string) []string {
 	resp, err := client.GetPreferredAllocation(ctx, &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{{
 		AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(n),

@@ -53,7 +53,7 @@ type state struct {
 	Checksum uint32                           `json:"checksum"`
 }
 
-// policy is the name of the policy in the state file.
+// policy is the name of the memory manager policy that the state file contains.
 const policy = "Static"
 
 // decode decodes the content of a state file. An invalid block is an error.

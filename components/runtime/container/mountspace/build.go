@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// step is one mount to create in the container's mount namespace.
+// step is one mount to create in the container's mount namespace, and the cgroup hierarchies to mount in it.
 type step struct {
 	mount *configs.Mount
 	// tree is the detached copy of a bind mount's source, or negative. file reports whether the
@@ -26,8 +26,8 @@ type step struct {
 	parts []part
 }
 
-// part is a mount in the subdirectory name of a step's mount: a cgroup hierarchy. tree is the file descriptor of its
-// detached mount.
+// part is a cgroup hierarchy to mount in the subdirectory name of the container's /sys/fs/cgroup. tree is the file
+// descriptor of its detached mount.
 type part struct {
 	name string
 	tree int
@@ -188,8 +188,8 @@ type builder struct {
 	readOnly []int
 }
 
-// build attaches root, the detached copy of the container's root, at b.root. Then it creates the mounts of steps and
-// the devices of the plan in it.
+// build mounts root, the detached copy of the container's root, at b.root in the new namespace. Then it creates the
+// mounts in steps and the device nodes of the container in it.
 func (b *builder) build(root int, steps []step) error {
 	if err := unix.MoveMount(root, "", unix.AT_FDCWD, b.root, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mounting the container's root: %w", err)
@@ -245,7 +245,7 @@ func (b *builder) join() error {
 	return nil
 }
 
-// step creates the mount of s and attaches it in the container's root.
+// step creates the mount that s describes and attaches it at its destination in the container's root.
 func (b *builder) step(s step) error {
 	m := s.mount
 	target, err := b.target(m.Destination, s.file, m.Device == "sysfs")

@@ -288,5 +288,6 @@ func (p *Plugin) lock(ctx context.Context, target string) (unlock func(), err er
 // attach them to other nodes.
 func (p *Plugin) VolumesInUse() []v1.UniqueVolumeName { return p.users.InUse() }
 
-// isNotExist reports whether err means that a file does not exist.
+// isNotExist reports whether err means that a file or directory does not exist. The teardown of a volume then
+// continues.
 func isNotExist(err error) bool { return errors.Is(err, os.ErrNotExist) }
