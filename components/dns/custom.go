@@ -28,7 +28,8 @@ type customConfig struct {
 	stubs map[string][]string
 }
 
-// Keys of the ConfigMap kube-dns, as files of its volume.
+// keyUpstreams and keyStubs are the keys of the ConfigMap kube-dns, which are the names of the files in its volume.
+//
 // https://kubernetes.io/docs/tasks/administer-cluster/dns-custom-nameservers/
 const (
 	keyUpstreams = "upstreamNameservers" // JSON list of addresses

@@ -8,7 +8,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Names of the informers' indexes: by IP address, and by namespace and name of the Service.
+// byIP and byService are the names of the informers' indexes: by IP address, and by namespace and name of the
+// Service.
 const (
 	byIP      = "ip"
 	byService = "service"

@@ -20,8 +20,8 @@ import (
 	"hyperkube/components/etcd/database"
 )
 
-// The remedies that errors about damaged data name: adviseBackup if the database is unusable, adviseLog
-// if only the write-ahead log is. The server never deletes damaged data itself.
+// adviseBackup and adviseLog are the remedies that errors about damaged data name: adviseBackup if the database is
+// unusable, adviseLog if only the write-ahead log is. The server never deletes damaged data itself.
 const (
 	adviseBackup = "restore a backup (hyperkube snapshot restore FILE); if the cluster has other members, remove this member from it, empty the data directory and join again"
 	adviseLog    = "its database may be intact: restore a copy of it with hyperkube snapshot restore --skip-hash-check, or " + adviseBackup

@@ -24,8 +24,9 @@ type DialConfig struct {
 	Log *slog.Logger
 }
 
-// Timeouts of the client, as in upstream's API server: a connection without responses is probed after
-// keepaliveTime and closed keepaliveTimeout later; dialTimeout limits connecting.
+// keepaliveTime, keepaliveTimeout and dialTimeout are the timeouts of the client, as in upstream's API server: a
+// connection without responses is probed after keepaliveTime and closed keepaliveTimeout later; dialTimeout limits
+// connecting.
 const (
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second

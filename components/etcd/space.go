@@ -12,7 +12,8 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
 )
 
-// Settings of spaceManager, which maintains the database of a single member.
+// spaceInterval and the other constants determine when spaceManager compacts and defragments the database of a
+// single member.
 const (
 	// spaceInterval is the interval at which the size of the database is checked. A check reads a few numbers.
 	spaceInterval = 30 * time.Second

@@ -19,7 +19,8 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
-// Default conntrack settings, as in kube-proxy.
+// defaultMaxPerCore and the other constants are the default conntrack settings, as in kube-proxy.
+//
 // https://kubernetes.io/docs/reference/config-api/kube-proxy-config.v1alpha1/#kubeproxy-config-k8s-io-v1alpha1-KubeProxyConntrackConfiguration
 const (
 	defaultMaxPerCore  = 32 << 10

@@ -11,7 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Errors of the store. If etcd caused the error, etcd's error is wrapped too.
+// ErrTooLarge and the other errors report why etcd or the store cannot execute a request. If etcd caused the error,
+// etcd's error is wrapped too.
 var (
 	// ErrTooLarge means that the transaction exceeds etcd's request size limit.
 	ErrTooLarge = errors.New("request is too large")

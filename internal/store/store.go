@@ -22,7 +22,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// Errors of this package. They are wrapped with the key.
+// ErrNotFound and the other errors report that a key or a revision is not in the state that the caller expects.
+// They are wrapped with the key.
 var (
 	// ErrNotFound means that the key does not exist.
 	ErrNotFound = errors.New("not found")

@@ -9,8 +9,9 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// Defaults of Config. Each default is defined here and nowhere else: Config.Complete, the checks of the
-// configuration file, the flags and the effective configuration use these values.
+// defaultRuntimeTimeout and the other constants are the defaults of Config. Each default is defined here and
+// nowhere else: Config.Complete, the checks of the configuration file, the flags and the effective configuration
+// use these values.
 const (
 	defaultRuntimeTimeout = 2 * time.Minute
 
@@ -51,7 +52,8 @@ const (
 	defaultEventBurst = 100
 )
 
-// Defaults of fields of KubeletConfiguration that are not part of Config.
+// defaultAPIQPS and the other constants are the defaults of fields of KubeletConfiguration that are not part of
+// Config.
 const (
 	defaultAPIQPS                = 50
 	defaultAPIBurst              = 100

@@ -1,6 +1,7 @@
 package config
 
-// Feature gates that the kubelet supports, with upstream's names. All are enabled by default.
+// GateShutdown and the other constants are the feature gates that the kubelet supports, with upstream's names. All
+// are enabled by default.
 const (
 	GateShutdown           = "GracefulNodeShutdown"
 	GateShutdownByPriority = "GracefulNodeShutdownBasedOnPodPriority"

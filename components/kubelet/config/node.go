@@ -111,7 +111,8 @@ type Reserved struct {
 	Kube, System             v1.ResourceList
 }
 
-// Values of Reserved.Enforce: the cgroups whose limits the kubelet sets.
+// EnforcePods and the other constants are the values of Reserved.Enforce: the cgroups whose limits the kubelet
+// sets.
 const (
 	// EnforcePods limits all pods together to the allocatable resources.
 	EnforcePods   = "pods"

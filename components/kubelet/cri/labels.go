@@ -1,8 +1,8 @@
 package cri
 
-// Labels and annotations of sandboxes and containers. The names are those of upstream's kubelet, so
-// that a kubelet finds containers that another one has created, and tools such as crictl and log
-// collectors work.
+// LabelPodName and the other constants are the labels and annotations of sandboxes and containers. They are those
+// of upstream's kubelet, so that a kubelet finds containers that another one has created, and tools such as crictl
+// and log collectors work.
 const (
 	LabelPodName       = "io.kubernetes.pod.name"
 	LabelPodNamespace  = "io.kubernetes.pod.namespace"

@@ -49,7 +49,8 @@ type Handler interface {
 	Deregister(p Plugin)
 }
 
-// Bounds of the back-off of registrations, and the timeout of a registration.
+// minRetryBackoff and maxRetryBackoff are the first and the longest delay before a failed registration of a plugin
+// is tried again. registerTimeout is how long one attempt may take.
 const (
 	minRetryBackoff = 200 * time.Millisecond
 	maxRetryBackoff = 30 * time.Second

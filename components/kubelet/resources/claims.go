@@ -10,8 +10,8 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// Bounds of the back-off for unpreparing claims of pods that were deleted while the kubelet was not
-// running. Their drivers may not have registered yet.
+// minReconcileBackoff and maxReconcileBackoff bound the delay before unpreparing the claims of pods that were
+// deleted while the kubelet was not running is retried. Their drivers may not have registered yet.
 const (
 	minReconcileBackoff = time.Second
 	maxReconcileBackoff = 5 * time.Minute

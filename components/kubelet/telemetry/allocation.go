@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Labels of alignment metrics: the scope of an alignment, and the boundary within which resources are
-// aligned.
+// ScopeContainer and ScopePod are the labels of alignment metrics for the scope of an alignment, and OnNUMANode and
+// OnPhysicalCPU those for the boundary within which resources are aligned.
 const (
 	ScopeContainer = "container"
 	ScopePod       = "pod"

@@ -12,7 +12,8 @@ import (
 // ContainerKind is the kind of a container as a metrics label.
 type ContainerKind string
 
-// Values of a metrics label: app containers, init containers including sidecars, and ephemeral containers.
+// Container, InitContainer and EphemeralContainer are the values of the label of a container's kind. InitContainer
+// includes sidecars.
 const (
 	Container          ContainerKind = "container"
 	InitContainer      ContainerKind = "init_container"
@@ -22,8 +23,8 @@ const (
 // Operation is an operation of a pod worker as a metrics label.
 type Operation string
 
-// Labels of the operations of pod workers: the first start of a pod, later starts of containers, stopping the
-// containers, and the cleanup after that.
+// Create and the other constants are the labels of the operations of pod workers: the first start of a pod, later
+// starts of containers, stopping the containers, and the cleanup after that.
 const (
 	Create     Operation = "create"
 	Sync       Operation = "sync"

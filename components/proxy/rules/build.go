@@ -251,7 +251,7 @@ func staticChains(cfg Config) packetfilter.Chains {
 	return chains
 }
 
-// The loopback addresses.
+// loopback4 and loopback6 are the ranges of loopback addresses.
 var (
 	loopback4 = netip.MustParsePrefix("127.0.0.0/8")
 	loopback6 = netip.MustParsePrefix("::1/128")

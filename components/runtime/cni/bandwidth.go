@@ -7,7 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Annotations for bandwidth limits of a pod.
+// ingressAnnotation and egressAnnotation are the annotations with the bandwidth limits of a pod.
+//
 // https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/network-plugins/#support-traffic-shaping
 const (
 	ingressAnnotation = "kubernetes.io/ingress-bandwidth"
@@ -17,7 +18,8 @@ const (
 // Bandwidth limits the traffic to and from a pod, in bits per second. Zero means unlimited.
 type Bandwidth struct{ Ingress, Egress uint64 }
 
-// Minimum and maximum values of the bandwidth annotations. Other values are an error, as in upstream.
+// minBandwidth and maxBandwidth are the minimum and maximum values of the bandwidth annotations. Other values are
+// an error, as in upstream.
 var (
 	minBandwidth = resource.MustParse("1k")
 	maxBandwidth = resource.MustParse("1P")

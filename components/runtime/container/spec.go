@@ -127,7 +127,8 @@ func Build(in Input) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// Default masked and read-only paths of common container engines.
+// maskedPaths and readonlyPaths are the paths that containers cannot read and cannot write by default, as with
+// common container engines.
 var (
 	maskedPaths = []string{"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
 		"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"}

@@ -21,7 +21,7 @@ import (
 // Stream is the name of an output stream of a container, as log entries contain it.
 type Stream string
 
-// Output streams.
+// Stdout and Stderr are the output streams of a container.
 const (
 	Stdout Stream = "stdout"
 	Stderr Stream = "stderr"

@@ -11,8 +11,9 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// Descriptors of the sandbox's process: the two ends of a socket pair. The process never uses them. Files that Keep
-// sends through the pair stay in its queue, and so stay open for as long as the process runs.
+// keepSendFD and keepReceiveFD are the file descriptors of the two ends of a socket pair in the sandbox's pause
+// process, which never uses them. Files that Keep sends through the pair stay in its queue, and so stay open for as
+// long as the process runs.
 const (
 	keepSendFD    = 3
 	keepReceiveFD = 4

@@ -24,7 +24,8 @@ const (
 	ignored                     // any value is accepted and has no effect
 )
 
-// The stages of a feature, as in the label of the metric kubernetes_feature_enabled.
+// alpha and the other constants are the stages of a feature, as in the label of the metric
+// kubernetes_feature_enabled.
 const (
 	alpha      = "ALPHA"
 	beta       = "BETA"

@@ -61,9 +61,9 @@ func Run(ctx context.Context) {
 	}
 }
 
-// Garbage collection target percentages (GOGC). Most of the live heap of a large process is the
-// stored bytes of objects, which contain no pointers and are not scanned, so a lower percentage is
-// affordable.
+// defaultPercent and lowPercent are garbage collection target percentages (GOGC) for small and large processes.
+// Most of the live heap of a large process is the stored bytes of objects, which contain no pointers and are not
+// scanned, so a lower percentage is affordable.
 const (
 	defaultPercent = 100
 	lowPercent     = 50

@@ -7,7 +7,8 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 )
 
-// The build sets these variables with -ldflags "-X …". The values below are those of other builds.
+// gitVersion, gitCommit and buildDate describe the build. A release sets them with -ldflags "-X …"; the values
+// below are those of other builds.
 var (
 	gitVersion = Kubernetes + "+hyperkube.0"
 	gitCommit  = "unknown"

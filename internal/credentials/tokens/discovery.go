@@ -9,7 +9,8 @@ import (
 	"slices"
 )
 
-// Paths of the public discovery documents, with which other parties verify tokens.
+// ConfigurationPath and JWKSPath are the paths of the public discovery documents, with which other parties verify
+// tokens.
 const (
 	ConfigurationPath = "/.well-known/openid-configuration"
 	JWKSPath          = "/openid/v1/jwks"

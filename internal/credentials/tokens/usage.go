@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Labels of Secrets with tokens: LastUsedLabel is the date of the last use of the token, and
-// InvalidSinceLabel the date since which the token is invalid. Day is the date format.
+// LastUsedLabel is the label of a Secret with a token that has the date of the last use of the token, and
+// InvalidSinceLabel the one with the date since which the token is invalid. Day is the date format.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#legacy-serviceaccount-token-cleaner
 const (

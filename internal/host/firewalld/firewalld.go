@@ -23,7 +23,7 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
-// Names of firewalld on the system bus.
+// service, object and zoneInterface are the names by which firewalld is called over D-Bus.
 //
 // https://firewalld.org/documentation/man-pages/firewalld.dbus.html
 const (

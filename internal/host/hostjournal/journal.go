@@ -21,7 +21,7 @@ import (
 // Kind is the kind of a change to the host. It determines how the change is reverted.
 type Kind string
 
-// The kinds of changes.
+// Link and the other constants are the kinds of changes that the journal can contain.
 const (
 	// Link is a network link of the host. Name is its name.
 	Link Kind = "link"

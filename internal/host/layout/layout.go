@@ -165,8 +165,8 @@ func (n Node) Tunnel() string { return n.LinkPrefix + "-vxlan" }
 // or `node`, and with them the components of the node.
 const MainProcess = "hyperkube"
 
-// The default ports of Kubernetes. Additional nodes of a machine use the same ports in separate
-// network namespaces.
+// PortAPIServer and the other constants are the default ports of Kubernetes. Additional nodes of a machine use the
+// same ports in separate network namespaces.
 const (
 	PortAPIServer         = 6443
 	PortEtcdClient        = 2379

@@ -24,7 +24,7 @@ import (
 // Family is an address family, in the notation of the host change journal.
 type Family string
 
-// The address families.
+// IPv4 and IPv6 are the address families, each of which has its own rules.
 const (
 	IPv4 Family = "4"
 	IPv6 Family = "6"
@@ -41,7 +41,8 @@ func FamilyOf(is6 bool) Family {
 // Table is the name of a table of the packet filter.
 type Table string
 
-// The tables, in the order in which they are changed.
+// Filter, NAT and Mangle are the tables of the packet filter that hyperkube uses, in the order in which they are
+// changed.
 const (
 	Filter Table = "filter"
 	NAT    Table = "nat"

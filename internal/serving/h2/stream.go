@@ -66,8 +66,8 @@ type requestBody struct {
 	trailer   http.Header // received trailers; nil if there are none
 }
 
-// What a handler can wait for: data of the request body, or space to write the response. Each has a
-// deadline.
+// reading and writing are what a handler can wait for: data of the request body, or space to write the response.
+// Each has a deadline.
 const (
 	reading = iota
 	writing

@@ -24,8 +24,9 @@ import (
 // Signal is the name of an eviction signal, such as "memory.available".
 type Signal string
 
-// The eviction signals of the Kubernetes documentation, and AllocatableMemoryAvailable, which cannot be
-// configured: the available memory within the memory limit of all pods together.
+// MemoryAvailable and the other constants are the eviction signals of the Kubernetes documentation, and
+// AllocatableMemoryAvailable, which cannot be configured: the available memory within the memory limit of all pods
+// together.
 const (
 	MemoryAvailable            Signal = "memory.available"
 	NodeFsAvailable            Signal = "nodefs.available"

@@ -139,7 +139,8 @@ var wellKnown = []string{
 	v1.LabelInstanceTypeStable, v1.LabelInstanceType, v1.LabelOSStable, v1.LabelArchStable, betaOS, betaArch,
 }
 
-// Beta labels of the operating system and the architecture.
+// betaOS and betaArch are the labels of the operating system and the architecture that early versions of Kubernetes
+// used. Old manifests select nodes by them.
 const (
 	betaOS   = "beta.kubernetes.io/os"
 	betaArch = "beta.kubernetes.io/arch"

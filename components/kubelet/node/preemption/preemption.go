@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Reason and message of the status of preempted pods, and of the event about them, as in upstream.
+// Reason and Message are those of the status of a preempted pod and of the event about it, as in upstream.
 const (
 	Reason  = "Preempting"
 	Message = "Preempted in order to admit critical pod"

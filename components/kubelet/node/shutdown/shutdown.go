@@ -24,8 +24,8 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// Reasons and messages of pods that are terminated because of a shutdown, or rejected during one, as in
-// upstream.
+// Reason and Message are those of pods that are terminated because the machine shuts down, and RefusedReason and
+// RefusedMessage those of pods that are rejected during a shutdown, as in upstream.
 const (
 	Reason  = "Terminated"
 	Message = "Pod was terminated in response to imminent node shutdown."

@@ -14,8 +14,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Limits of a pod's resolver configuration, as the Kubernetes documentation specifies them: the number of
-// name servers and search domains, and the length of the search line.
+// maxNameservers, maxSearches and maxSearchChars limit a pod's resolver configuration, as the Kubernetes
+// documentation specifies: the number of name servers and search domains, and the length of the search line. What
+// exceeds them is omitted.
 const (
 	maxNameservers = 3
 	maxSearches    = 32

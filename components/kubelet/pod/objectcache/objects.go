@@ -30,7 +30,7 @@ import (
 // "configmaps".
 type Kind string
 
-// The supported kinds of objects, named like their resources in the API.
+// ConfigMap and Secret are the kinds of objects that a Store caches, named like their resources in the API.
 const (
 	ConfigMap Kind = "configmaps"
 	Secret    Kind = "secrets"

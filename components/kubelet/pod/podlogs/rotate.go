@@ -23,7 +23,7 @@ type Rotation struct {
 	Now func() time.Time
 }
 
-// Suffixes of rotated files: gz of compressed ones, and temp of incomplete compressed ones.
+// gz is the suffix of compressed rotated log files, and temp that of files whose compression has not finished.
 const (
 	gz   = ".gz"
 	temp = ".tmp"

@@ -10,7 +10,7 @@ import (
 // time.
 type OperationKind int
 
-// The kinds of operations. None means that no operation is in progress.
+// None and the other constants are the kinds of operations. None means that no operation is in progress.
 const (
 	None OperationKind = iota
 	// Start sets up the volumes, creates a sandbox if required, and starts containers in order.
@@ -60,8 +60,9 @@ type Operation struct {
 // Outcome is how an operation of the worker has finished, which determines what the Machine decides next.
 type Outcome int
 
-// The outcomes. Interrupted: the operation was cancelled before it finished. StillRunning: processes of
-// a terminating pod were found, so its containers must be stopped again.
+// Succeeded and the other constants are the outcomes of an operation. Interrupted means that the operation was
+// cancelled before it finished, and StillRunning that processes of a terminating pod were found, so that its
+// containers must be stopped again.
 const (
 	Succeeded Outcome = iota
 	Failed
@@ -74,8 +75,8 @@ func (m *Machine) begin(d *Decision, o Operation) {
 	m.Operation, d.Operation = o.Kind, o
 }
 
-// Bounds of the back-off of failed preparations of pods, such as volume setup, and of failed steps of
-// the termination.
+// minMountBackoff and maxMountBackoff bound the delay before a failed preparation of a pod, such as the setup of
+// volumes, is retried, and minStepBackoff and maxStepBackoff that before a failed step of the termination is.
 const (
 	minMountBackoff = 500 * time.Millisecond
 	maxMountBackoff = 2*time.Minute + 2*time.Second

@@ -13,8 +13,9 @@ import (
 // FinalStep is a step of the termination of a pod after its containers have been stopped.
 type FinalStep int
 
-// The steps of a termination, in order: stop the sandboxes, release volumes and the cgroup, delete the pod
-// from the API, and remove containers and logs.
+// ToStopSandboxes and the other constants are the steps of a pod's termination after its containers have been
+// stopped, in order: stop the sandboxes, release volumes and the cgroup, delete the pod from the API, and remove
+// containers and logs.
 const (
 	ToStopSandboxes FinalStep = iota
 	ToCleanUp
@@ -28,8 +29,8 @@ const (
 // when disk space must be reclaimed.
 type DiscardState int
 
-// The states of a discard: whether it was requested, whether the removal has started, and whether it is
-// complete.
+// DiscardNone and the other constants are how far the early removal of a terminated pod's containers has come: not
+// requested, requested, started, or complete.
 const (
 	DiscardNone DiscardState = iota
 	DiscardRequested

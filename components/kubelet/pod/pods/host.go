@@ -96,9 +96,8 @@ func fieldPath(pod *v1.Pod, name string) string {
 	return "spec.ephemeralContainers{" + name + "}"
 }
 
-// Annotations of static pods. AnnotationSource names the source of a pod ("file", "http" or "api"), and
-// AnnotationHash is the UID of a static pod, which its mirror pod has as an annotation. annotationMirror
-// marks mirror pods.
+// AnnotationSource is the annotation that names the source of a pod ("file", "http" or "api"), and AnnotationHash
+// the annotation with the UID of a static pod, which its mirror pod also has. annotationMirror marks mirror pods.
 const (
 	AnnotationSource = "kubernetes.io/config.source"
 	AnnotationHash   = "kubernetes.io/config.hash"

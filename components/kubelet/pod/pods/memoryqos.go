@@ -7,9 +7,9 @@ import (
 	"k8s.io/component-helpers/resource"
 )
 
-// Files of cgroup v2 that protect requested memory: the kernel never reclaims memory up to memory.min, and
-// memory up to memory.low only if no unprotected memory is left. A cgroup that uses more than memory.high is
-// throttled.
+// memoryMin and memoryLow are the files of cgroup v2 that protect requested memory: the kernel never reclaims
+// memory up to memory.min, and memory up to memory.low only if no unprotected memory is left. memoryHigh is the
+// file with the usage above which a cgroup is throttled.
 //
 // https://kep.k8s.io/2570
 const (

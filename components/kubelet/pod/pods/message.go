@@ -12,8 +12,9 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// Maximum sizes of termination messages in bytes: maxMessage for a message file and maxMessageLog for log
-// lines. maxLogLines is the maximum number of log lines that are used if there is no message file.
+// maxMessage and maxMessageLog are the maximum sizes in bytes of a termination message that is read from the
+// message file and from the container's log. maxLogLines is the maximum number of log lines that are used if there
+// is no message file.
 const (
 	maxMessage    = 4096
 	maxMessageLog = 2048

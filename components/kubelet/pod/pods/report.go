@@ -162,7 +162,8 @@ func (r *reporter) reportIPFamilyChange(before, now string) {
 		family(old), old, family(fresh), fresh))
 }
 
-// minSendPause and maxSendPause bound the back-off of failed status updates.
+// minSendPause and maxSendPause are the first and the longest delay before a failed update of a pod's status in the
+// API is retried.
 const (
 	minSendPause = 50 * time.Millisecond
 	maxSendPause = 10 * time.Second

@@ -47,8 +47,8 @@ func QOS(pod *v1.Pod) v1.PodQOSClass {
 	return v1.PodQOSBurstable
 }
 
-// Bounds of CPU shares and of the CPU quota in microseconds per period, as in upstream. guaranteed and
-// bestEffort are the oom_score_adj of containers of these QoS classes.
+// minShares, maxShares and minQuota bound CPU shares and the CPU quota, which is in microseconds per period, as in
+// upstream. guaranteed and bestEffort are the oom_score_adj of containers of these QoS classes.
 const (
 	minShares  = 2
 	maxShares  = 262144

@@ -10,7 +10,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Paths that are masked or read-only in containers, unless they request an unmasked /proc.
+// maskedPaths and readonlyPaths are the paths that containers cannot read and cannot write, unless they request an
+// unmasked /proc.
 var (
 	maskedPaths = []string{
 		"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",

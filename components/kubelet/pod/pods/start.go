@@ -21,7 +21,8 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// Reasons of containers in the state Waiting whose creation, start or postStart hook has failed.
+// createContainerConfigError and the other constants are the reasons of containers in the state Waiting whose
+// creation, start or postStart hook has failed, as in upstream.
 const (
 	createContainerConfigError = "CreateContainerConfigError"
 	createContainerError       = "CreateContainerError"

@@ -6,8 +6,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Reason and message of containers that are removed because one of them has exited with the action
-// RestartAllContainers.
+// restartingAll and restartingAllMessage are the reason and the message of containers that are removed because one
+// container of the pod has exited with the action RestartAllContainers.
 const (
 	restartingAll        = "RestartingAllContainers"
 	restartingAllMessage = "The container is removed because RestartAllContainers in place"

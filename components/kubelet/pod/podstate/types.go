@@ -14,7 +14,8 @@ import (
 // State is the state of a container in the runtime: Created, Running, Exited or Unknown.
 type State int
 
-// The states of a container. Unknown means that the runtime does not know the state.
+// Unknown, Created, Running and Exited are the states of a container in the runtime. Unknown means that the runtime
+// does not know the state.
 const (
 	Unknown State = iota
 	Created
@@ -184,8 +185,8 @@ type BackOff struct {
 	Max time.Duration
 }
 
-// Bounds of the restart back-off. After 2*CrashMax without a restart, the back-off starts again with
-// crashBase.
+// crashBase and CrashMax are the first and the longest delay of the restart back-off of a container. After
+// 2*CrashMax without a restart, the back-off starts again with crashBase.
 const (
 	crashBase = 10 * time.Second
 	CrashMax  = 300 * time.Second
@@ -220,7 +221,7 @@ func (b BackOff) Next(now time.Time) BackOff {
 // Kind is the kind of a container: in which list of the pod spec it is.
 type Kind int
 
-// The kinds of containers: app containers, init containers including sidecars, and ephemeral containers.
+// App, Init and Ephemeral are the kinds of containers. Init includes sidecars.
 const (
 	App Kind = iota
 	Init

@@ -47,8 +47,8 @@ type Target struct {
 // Answer is the result of a single probe attempt, before thresholds are applied.
 type Answer int
 
-// Answers. Unknown: the probe could not be run. Warning: a success that may be unintended, for
-// which an event is emitted.
+// Unknown and the other constants are the results of a probe attempt. Unknown means that the probe could not be
+// run, and Warning that it was successful in a way that may be unintended, for which an event is emitted.
 const (
 	Unknown Answer = iota
 	Success

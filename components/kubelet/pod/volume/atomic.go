@@ -25,8 +25,8 @@ type File struct {
 // rejects absolute paths and paths that leave the volume or begin with "..".
 type Payload map[string]File
 
-// Names in a volume: dataLink is the symbolic link to the directory with the current files, and tempLink is
-// the new link before it replaces dataLink.
+// dataLink is the name of the symbolic link in a volume to the directory with the current files, and tempLink that
+// of the new link before it replaces dataLink.
 const (
 	dataLink = "..data"
 	tempLink = "..data_tmp"

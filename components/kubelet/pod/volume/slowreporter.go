@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Delay before the first and interval between later reports that changing the group of a volume
-// takes long, as in upstream.
+// slowAfter is the delay before the first report that changing the group of a volume takes long, and slowEvery the
+// interval between later reports, as in upstream.
 const (
 	slowAfter = 30 * time.Second
 	slowEvery = 60 * time.Second

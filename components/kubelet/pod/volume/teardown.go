@@ -59,7 +59,8 @@ type TearDowner interface {
 	TearDown(ctx context.Context, r TearDownRequest) error
 }
 
-// Subdirectories of a pod's directory that contain its volumes by type and name.
+// mountsDir and devicesDir are the subdirectories of a pod's directory that contain its mounted volumes and its
+// block volumes, by type and name.
 const (
 	mountsDir  = "volumes"
 	devicesDir = "volumeDevices"

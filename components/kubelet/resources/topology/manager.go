@@ -17,7 +17,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Policies of the topology manager, and the scopes that they apply to, as in KubeletConfiguration.
+// None and the other constants are the policies of the topology manager, and the scopes that they apply to, as in
+// KubeletConfiguration.
 const (
 	None       = "none"
 	BestEffort = "best-effort"

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Environment variables in which libcontainer passes file descriptors.
+// syncPipeEnv and logPipeEnv are the environment variables in which libcontainer passes file descriptors to the
+// init process of a container.
 const (
 	syncPipeEnv = "_LIBCONTAINER_SYNCPIPE"
 	logPipeEnv  = "_LIBCONTAINER_LOGPIPE"

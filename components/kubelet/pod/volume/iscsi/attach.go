@@ -15,14 +15,16 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Limits of the attempts to reach a disk through all its portals, as in upstream.
+// minPaths and maxAttempts limit the attempts to reach a disk through all its portals, as in upstream, so that a
+// pod can start although a portal is down.
 const (
 	// minPaths portals are sufficient from the second attempt on; in the last attempt one is.
 	minPaths    = 2
 	maxAttempts = 5
 )
 
-// Timeouts for a device to appear after a scan, and for its multipath device, as in upstream.
+// defaultDeviceTimeout is how long the kubelet waits for the device of a disk to appear after a scan, and
+// multipathTimeout how long for its multipath device, as in upstream.
 const (
 	defaultDeviceTimeout = 30 * time.Second
 	multipathTimeout     = 10 * time.Second
@@ -31,7 +33,8 @@ const (
 	pollInterval = 50 * time.Millisecond
 )
 
-// Exit codes of iscsiadm: no session found, session exists, no record found.
+// exitNoSession, exitExists and exitNoObjects are exit codes of iscsiadm: no session found, session exists already,
+// no record found.
 const (
 	exitNoSession = 2
 	exitExists    = 15

@@ -9,7 +9,8 @@ import (
 	"path/filepath"
 )
 
-// Names in a pod's directory of a volume: the saved disk and the mount point.
+// dataFile and mountPoint are names in a pod's directory of a volume: of the file that describes the disk for the
+// teardown, and of the directory where the disk is mounted.
 const (
 	dataFile   = "disk.json"
 	mountPoint = "mount"
