@@ -46,9 +46,9 @@ func (c *containerState) running() *liveContainer {
 	return c.live
 }
 
-// change applies f to a copy of the record, writes the copy to disk, and then uses it as the record in memory. If the
-// write fails, it returns the error and the record is unchanged. f must not modify slices or messages of the record in
-// place.
+// change applies f to a copy of the container's persistent state, writes the copy to disk, and then uses it as the
+// state in memory. If the write fails, it returns the error and the state is unchanged. f must not modify slices or
+// messages of the state in place.
 func (c *containerState) change(f func(*containerRecord)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,9 +61,9 @@ func (c *containerState) change(f func(*containerRecord)) error {
 	return nil
 }
 
-// recordExit updates the record after the container has exited. If the record cannot be written,
-// for example because the disk is full, it is updated in memory only, so that callers see the exit.
-// After a restart, the runtime detects the exit again.
+// recordExit applies f, which sets the exit code and time, to the container's persistent state. If the state cannot
+// be written to disk, for example because the disk is full, it is changed in memory only, so that callers see the
+// exit. After a restart, the runtime detects the exit again, but the exit code is lost and the reason is Unknown.
 func (c *containerState) recordExit(log *slog.Logger, f func(*containerRecord)) {
 	if err := c.change(f); err != nil {
 		log.Error("writing exit of container to its state file failed; the kubelet gets the exit status, but if the container runtime restarts, the exit code is lost and the reason is Unknown: check the disk", "containerID", c.id, "err", err)

@@ -58,9 +58,9 @@ func (s *sandboxState) acceptsContainers() bool {
 	return s.record.Phase == phaseRunning && !s.stopping
 }
 
-// change applies f to a copy of the record, writes the copy to disk, and then uses it as the record in memory. If the
-// write fails, it returns the error and the record is unchanged. f must not modify slices or messages of the record in
-// place.
+// change applies f to a copy of the sandbox's persistent state, writes the copy to disk, and then uses it as the
+// state in memory. If the write fails, it returns the error and the state is unchanged. f must not modify slices or
+// messages of the state in place.
 func (s *sandboxState) change(f func(*sandboxRecord)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,8 +73,8 @@ func (s *sandboxState) change(f func(*sandboxRecord)) error {
 	return nil
 }
 
-// recordExit updates the record after the sandbox has terminated. If the record cannot be written,
-// for example because the disk is full, it is updated in memory only, so that the sandbox can be
+// recordExit applies f to the sandbox's persistent state after the sandbox has terminated. If the state cannot be
+// written to disk, for example because the disk is full, it is changed in memory only, so that the sandbox can be
 // removed. After a restart, the runtime detects the termination again.
 func (s *sandboxState) recordExit(log *slog.Logger, f func(*sandboxRecord)) {
 	if err := s.change(f); err != nil {

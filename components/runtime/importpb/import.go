@@ -33,7 +33,7 @@ type Server interface {
 	Upgrade(ctx context.Context, argv []string) error
 }
 
-// Register adds the calls of s to a gRPC server.
+// Register makes a gRPC server serve the calls by calling the methods of s.
 func Register(registrar grpc.ServiceRegistrar, s Server) {
 	registrar.RegisterService(&grpc.ServiceDesc{
 		ServiceName: service,

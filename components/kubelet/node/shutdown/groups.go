@@ -19,9 +19,10 @@ type Period struct {
 	Grace    time.Duration // in whole seconds
 }
 
-// Periods converts the two forms of the configuration to one. all and criticals are the total grace period
-// and the part for critical pods; byPriority are periods by priority. Only one form may be set. The result is
-// in the order in which pods are terminated. It is empty if graceful shutdown is disabled.
+// Periods converts the two forms of the kubelet's configuration of graceful node shutdown to one list, in the order
+// in which pods are terminated. In the first form, all is the total grace period and criticals the part of it for
+// critical pods; in the second, byPriority are the periods by pod priority. It returns an error if both are set or
+// a value is not valid, and an empty list if graceful shutdown is disabled.
 func Periods(all, criticals time.Duration, byPriority []Period) ([]Period, error) {
 	switch {
 	case all < 0 || all > 0 && all < time.Second:

@@ -79,7 +79,7 @@ type Plan struct {
 	WakeAt time.Time
 }
 
-// wake sets WakeAt to t if t is earlier. The zero time is ignored.
+// wake makes p.WakeAt, when the plan must be computed again, t if t is earlier. The zero time is ignored.
 func (p *Plan) wake(t time.Time) {
 	if !t.IsZero() && (p.WakeAt.IsZero() || t.Before(p.WakeAt)) {
 		p.WakeAt = t

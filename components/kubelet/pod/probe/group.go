@@ -116,7 +116,8 @@ func (g *Group) Stop() {
 	g.prober.Metrics.remove(&g.target)
 }
 
-// minEarlyInterval is the initial interval of early probes of a container that has just started.
+// minEarlyInterval is the initial interval of the probes in the first period after a container has started. Their
+// failures do not count; they detect early that the container is ready.
 const minEarlyInterval = 20 * time.Millisecond
 
 // loop runs the probe spec periodically and stores the results in field, until ctx is done or the result is final:
