@@ -54,6 +54,8 @@ type Config struct {
 	// ProxyFailed, unless nil, is called for requests that could not be proxied. known reports whether the
 	// other server is known to serve the resource, and code is the response status.
 	ProxyFailed func(info *apirequest.RequestInfo, method string, known bool, code int)
+	// Local are the APIs of other components in this process.
+	Local []LocalAPI
 	// Log must not be nil.
 	Log *slog.Logger
 }
@@ -65,6 +67,7 @@ type Aggregator struct {
 	services         *registry.Resource
 	client           apiregistrationclient.APIServiceInterface
 	builtIn          map[schema.GroupVersion]Priority
+	local            map[schema.GroupVersion]*localAPI
 	current          atomic.Pointer[snapshot]
 	unavailableTotal *prometheus.CounterVec
 	// certificateMetrics counts other servers' certificates that do not meet current requirements.
@@ -98,6 +101,7 @@ type entry struct {
 type snapshot struct {
 	generation uint64
 	remote     map[schema.GroupVersion]*backend
+	local      map[schema.GroupVersion]*localAPI
 	priorities map[schema.GroupVersion]Priority
 }
 
@@ -119,6 +123,9 @@ func New(cfg Config) (*Aggregator, error) {
 		return nil, fmt.Errorf("creating APIService client: %w", err)
 	}
 	a.client = group.APIServices()
+	if a.local, err = newLocalAPIs(cfg.Local); err != nil {
+		return nil, err
+	}
 	a.current.Store(&snapshot{})
 	return a, nil
 }
@@ -316,6 +323,7 @@ func (a *Aggregator) publish() {
 	s := &snapshot{
 		generation: a.current.Load().generation + 1,
 		remote:     map[schema.GroupVersion]*backend{},
+		local:      map[schema.GroupVersion]*localAPI{},
 		priorities: make(map[schema.GroupVersion]Priority, len(a.entries)),
 	}
 	for _, e := range a.entries {
@@ -323,6 +331,8 @@ func (a *Aggregator) publish() {
 		s.priorities[gv] = Priority{e.object.Spec.GroupPriorityMinimum, e.object.Spec.VersionPriority}
 		if e.backend != nil {
 			s.remote[gv] = e.backend
+		} else if l := a.local[gv]; l != nil {
+			s.local[gv] = l
 		}
 	}
 	a.current.Store(s)
@@ -332,15 +342,19 @@ func groupVersion(s *apiregistrationv1.APIService) schema.GroupVersion {
 	return schema.GroupVersion{Group: s.Spec.Group, Version: s.Spec.Version}
 }
 
-// Handler returns the handler that proxies requests for a path below /api or /apis, or nil if this
-// server serves the path itself.
+// Handler returns the handler that serves requests for a path below /api or /apis if another server
+// or another component of this process serves it, or nil if this server serves the path itself.
 func (a *Aggregator) Handler(path string) http.Handler {
-	remote := a.current.Load().remote
-	if len(remote) == 0 {
+	s := a.current.Load()
+	if len(s.remote) == 0 && len(s.local) == 0 {
 		return nil
 	}
-	if b := remote[groupVersionOfPath(path)]; b != nil {
+	gv := groupVersionOfPath(path)
+	if b := s.remote[gv]; b != nil {
 		return b
+	}
+	if l := s.local[gv]; l != nil {
+		return l.handler
 	}
 	return nil
 }

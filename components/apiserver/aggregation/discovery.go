@@ -37,11 +37,12 @@ func (a *Aggregator) Priority(gv schema.GroupVersion) (group, version int32) {
 	return p.Group, p.Version
 }
 
-// Versions implements discovery.Aggregation. It returns the group versions of other servers. Those
-// of servers that did not respond last are marked as stale.
+// Versions implements discovery.Aggregation. It returns the group versions of other servers and of
+// other components of this process. Those of servers that did not respond last are marked as stale.
 func (a *Aggregator) Versions() []discovery.Version {
-	var out []discovery.Version
-	for gv, b := range a.current.Load().remote {
+	s := a.current.Load()
+	out := s.localVersions()
+	for gv, b := range s.remote {
 		v := apidiscoveryv2.APIVersionDiscovery{Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
 		if f := b.discovered.Load(); f != nil {
 			v = f.version

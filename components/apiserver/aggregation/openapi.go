@@ -87,8 +87,14 @@ func (b *backend) openAPIV3(ctx context.Context) (string, error) {
 }
 
 // OpenAPIV3Handler implements openapi.Aggregation. It returns the handler that proxies requests for
-// a path below /openapi/v3/, or nil if this server serves the path itself.
-func (a *Aggregator) OpenAPIV3Handler(path string) http.Handler { return a.Handler("/" + path) }
+// a path below /openapi/v3/ to another server, or nil otherwise. Other components of this process
+// publish no OpenAPI documents.
+func (a *Aggregator) OpenAPIV3Handler(path string) http.Handler {
+	if b := a.current.Load().remote[groupVersionOfPath("/"+path)]; b != nil {
+		return b
+	}
+	return nil
+}
 
 // OpenAPIV2 implements openapi.Aggregation. It returns the paths and definitions of other servers'
 // OpenAPI v2 documents, in a stable order. whole is false if a server did not respond.

@@ -22,7 +22,7 @@ func (s *Server) aggregate() error {
 	own.UserAgent = "kube-apiserver"
 	s.aggregator, err = aggregation.New(aggregation.Config{
 		Registry: reg, REST: own,
-		ClientCert: cert, EndpointRouting: cfg.EndpointRouting, ProxyFailed: s.server.Metrics().ProxyFailed, Log: cfg.Log,
+		ClientCert: cert, EndpointRouting: cfg.EndpointRouting, ProxyFailed: s.server.Metrics().ProxyFailed, Local: cfg.LocalAPIs, Log: cfg.Log,
 	})
 	if err != nil {
 		return err

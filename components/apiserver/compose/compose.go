@@ -86,6 +86,8 @@ type Config struct {
 	// EndpointRouting connects to aggregated servers at the addresses of their pods instead of
 	// their cluster IP.
 	EndpointRouting bool
+	// LocalAPIs are the APIs of other components in this process.
+	LocalAPIs []aggregation.LocalAPI
 	// TokenFile is a CSV file of static tokens with their users.
 	TokenFile string
 	// BootstrapTokens enables authentication with the bootstrap tokens of joining nodes.
