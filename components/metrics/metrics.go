@@ -8,13 +8,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strconv"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	certutil "k8s.io/client-go/util/cert"
@@ -39,20 +36,15 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Server scrapes the kubelets and serves the metrics API.
+// Server scrapes the kubelets and serves the metrics API in its own process, behind the aggregation
+// layer of API servers.
 type Server struct {
-	cfg      Config
-	kubelets *http.Client
-	nodes    corelisters.NodeLister
-	pods     corelisters.PodLister
-	synced   []cache.InformerSynced
-	scrapes  scrapeStore
-	auth     *frontProxyAuth
-	ready    chan struct{}
+	cfg     Config
+	api     api
+	scraper scraper
+	auth    *frontProxyAuth
+	ready   chan struct{}
 }
-
-// scrapeTimeout is the timeout of one scrape of a kubelet.
-const scrapeTimeout = 10 * time.Second
 
 // New validates cfg and returns a Server. It registers with the informers of nodes and pods, which
 // Run starts.
@@ -82,10 +74,15 @@ func New(cfg Config) (*Server, error) {
 	if err := core.Pods().Informer().SetTransform(stripPod); err != nil {
 		return nil, err
 	}
+	scrapes := &scrapeStore{}
 	return &Server{
-		cfg: cfg, kubelets: httpClient, nodes: core.Nodes().Lister(), pods: core.Pods().Lister(),
-		synced: []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
-		auth:   &frontProxyAuth{kube: cfg.Clients.Kube}, ready: make(chan struct{}),
+		cfg: cfg,
+		api: api{nodes: core.Nodes().Lister(), pods: core.Pods().Lister(), scrapes: scrapes},
+		scraper: scraper{
+			kubelets: httpClient, nodes: core.Nodes().Lister(), scrapes: scrapes, log: cfg.Log,
+			synced: []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
+		},
+		auth: &frontProxyAuth{kube: cfg.Clients.Kube}, ready: make(chan struct{}),
 	}, nil
 }
 
@@ -152,13 +149,13 @@ func (s *Server) Run(ctx context.Context) error {
 
 // scrapeLoop scrapes all kubelets at each resolution interval until ctx is cancelled.
 func (s *Server) scrapeLoop(ctx context.Context) {
-	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
+	if !cache.WaitForCacheSync(ctx.Done(), s.scraper.synced...) {
 		return
 	}
 	ticker := time.NewTicker(s.cfg.Resolution)
 	defer ticker.Stop()
 	for first := true; ; first = false {
-		s.scrapeAll(ctx)
+		s.scraper.scrapeAll(ctx)
 		if first {
 			close(s.ready)
 		}
@@ -168,63 +165,4 @@ func (s *Server) scrapeLoop(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// scrapeAll scrapes the kubelet of every node once, with limited concurrency.
-func (s *Server) scrapeAll(ctx context.Context) {
-	nodes, err := s.nodes.List(labels.Everything())
-	if err != nil {
-		s.cfg.Log.Error("listing nodes failed; no kubelet is scraped and metrics become outdated, retrying after the interval", "interval", s.cfg.Resolution, "err", err)
-		return
-	}
-	names := map[string]bool{}
-	slots := make(chan struct{}, 32)
-	var working sync.WaitGroup
-	for _, n := range nodes {
-		names[n.Name] = true
-		slots <- struct{}{}
-		working.Go(func() {
-			defer func() { <-slots }()
-			got, err := s.scrape(ctx, n)
-			if err != nil {
-				if ctx.Err() == nil {
-					s.cfg.Log.Warn("scraping kubelet failed; metrics of its node and pods are missing or outdated, retrying after the interval", "node", n.Name, "interval", s.cfg.Resolution, "err", err)
-				}
-				return
-			}
-			s.scrapes.add(n.Name, got)
-		})
-	}
-	working.Wait()
-	s.scrapes.retain(names)
-}
-
-// scrape reads and parses the metrics of the kubelet of one node.
-func (s *Server) scrape(ctx context.Context, n *corev1.Node) (scrape, error) {
-	var address string
-	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeHostName} {
-		for _, a := range n.Status.Addresses {
-			if a.Type == kind && address == "" {
-				address = a.Address
-			}
-		}
-	}
-	port := int(n.Status.DaemonEndpoints.KubeletEndpoint.Port)
-	if address == "" || port == 0 {
-		return nil, errors.New("the node status has no kubelet address or port")
-	}
-	url := "https://" + net.JoinHostPort(address, strconv.Itoa(port)) + "/metrics/resource"
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := s.kubelets.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s responded with %s", url, resp.Status)
-	}
-	return parse(resp.Body, time.Now())
 }

@@ -131,6 +131,13 @@ func (b *scrapeStore) retain(names map[string]bool) {
 	}
 }
 
+// clear removes the scrapes of all nodes.
+func (b *scrapeStore) clear() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.nodes = nil
+}
+
 // node returns the usage of the node name, or false if there are not two scrapes yet.
 func (b *scrapeStore) node(name string) (usage, bool) {
 	b.mu.RLock()

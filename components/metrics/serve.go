@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"hyperkube/internal/pod/podutil"
@@ -37,24 +38,30 @@ func (s *Server) handler() http.Handler {
 			http.Error(w, "kubelets have not been scraped yet", http.StatusServiceUnavailable)
 		}
 	})
-	serve := func(pattern string, answer func(*http.Request) (any, error)) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
+	s.api.register(mux, func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			if err := s.auth.check(req); err != nil {
 				s.cfg.Log.Debug("unauthenticated request to the metrics API rejected with 401", "path", req.URL.Path, "err", err)
 				send(w, http.StatusUnauthorized, apierrors.NewUnauthorized("Unauthorized").Status())
 				return
 			}
-			obj, err := answer(req)
-			if err != nil {
-				status := apierrors.NewInternalError(err).Status()
-				if coded, ok := err.(apierrors.APIStatus); ok { //nolint:errorlint // errors are created here, not wrapped
-					status = coded.Status()
-				}
-				send(w, int(status.Code), status)
-				return
-			}
-			send(w, http.StatusOK, obj)
+			h.ServeHTTP(w, req)
 		})
+	})
+	return mux
+}
+
+// api answers requests for the metrics API from the stored scrapes.
+type api struct {
+	nodes   corelisters.NodeLister
+	pods    corelisters.PodLister
+	scrapes *scrapeStore
+}
+
+// register registers the handlers of the metrics API and of its discovery. wrap is applied to each of them.
+func (s *api) register(mux *http.ServeMux, wrap func(http.Handler) http.Handler) {
+	serve := func(pattern string, answer func(*http.Request) (any, error)) {
+		mux.Handle(pattern, wrap(handle(answer)))
 	}
 	group := metav1.APIGroup{
 		TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: metricsv1beta1.GroupName,
@@ -66,12 +73,33 @@ func (s *Server) handler() http.Handler {
 	})
 	serve("GET "+prefix, func(*http.Request) (any, error) { return group, nil })
 	serve("GET "+prefix+"/v1beta1", func(*http.Request) (any, error) { return resources(), nil })
-	serve("GET "+prefix+"/v1beta1/nodes", s.listNodes)
-	serve("GET "+prefix+"/v1beta1/nodes/{name}", s.getNode)
-	serve("GET "+prefix+"/v1beta1/pods", s.listPods)
-	serve("GET "+prefix+"/v1beta1/namespaces/{namespace}/pods", s.listPods)
-	serve("GET "+prefix+"/v1beta1/namespaces/{namespace}/pods/{name}", s.getPod)
-	return mux
+	s.registerResources(mux, wrap)
+}
+
+// registerResources registers the handlers of nodes and pods.
+func (s *api) registerResources(mux *http.ServeMux, wrap func(http.Handler) http.Handler) {
+	for pattern, answer := range map[string]func(*http.Request) (any, error){
+		"/nodes": s.listNodes, "/nodes/{name}": s.getNode,
+		"/pods": s.listPods, "/namespaces/{namespace}/pods": s.listPods, "/namespaces/{namespace}/pods/{name}": s.getPod,
+	} {
+		mux.Handle("GET "+prefix+"/v1beta1"+pattern, wrap(handle(answer)))
+	}
+}
+
+// handle returns a handler that sends the object or the error that answer returns.
+func handle(answer func(*http.Request) (any, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		obj, err := answer(req)
+		if err != nil {
+			status := apierrors.NewInternalError(err).Status()
+			if coded, ok := err.(apierrors.APIStatus); ok { //nolint:errorlint // errors are created here, not wrapped
+				status = coded.Status()
+			}
+			send(w, int(status.Code), status)
+			return
+		}
+		send(w, http.StatusOK, obj)
+	})
 }
 
 func resources() metav1.APIResourceList {
@@ -114,7 +142,7 @@ func selectorFilter(req *http.Request) (func(metav1.Object) bool, error) {
 	}, nil
 }
 
-func (s *Server) listNodes(req *http.Request) (any, error) {
+func (s *api) listNodes(req *http.Request) (any, error) {
 	match, err := selectorFilter(req)
 	if err != nil {
 		return nil, err
@@ -133,7 +161,7 @@ func (s *Server) listNodes(req *http.Request) (any, error) {
 	return out, nil
 }
 
-func (s *Server) getNode(req *http.Request) (any, error) {
+func (s *api) getNode(req *http.Request) (any, error) {
 	name := req.PathValue("name")
 	if n, err := s.nodes.Get(name); err == nil {
 		if m, ok := s.nodeMetrics(n); ok {
@@ -143,7 +171,7 @@ func (s *Server) getNode(req *http.Request) (any, error) {
 	return nil, apierrors.NewNotFound(schema.GroupResource{Group: metricsv1beta1.GroupName, Resource: "nodes"}, name)
 }
 
-func (s *Server) nodeMetrics(n *corev1.Node) (metricsv1beta1.NodeMetrics, bool) {
+func (s *api) nodeMetrics(n *corev1.Node) (metricsv1beta1.NodeMetrics, bool) {
 	u, ok := s.scrapes.node(n.Name)
 	return metricsv1beta1.NodeMetrics{
 		TypeMeta:   metav1.TypeMeta{Kind: "NodeMetrics", APIVersion: version},
@@ -152,7 +180,7 @@ func (s *Server) nodeMetrics(n *corev1.Node) (metricsv1beta1.NodeMetrics, bool) 
 	}, ok
 }
 
-func (s *Server) listPods(req *http.Request) (any, error) {
+func (s *api) listPods(req *http.Request) (any, error) {
 	match, err := selectorFilter(req)
 	if err != nil {
 		return nil, err
@@ -181,7 +209,7 @@ func (s *Server) listPods(req *http.Request) (any, error) {
 	return out, nil
 }
 
-func (s *Server) getPod(req *http.Request) (any, error) {
+func (s *api) getPod(req *http.Request) (any, error) {
 	namespace, name := req.PathValue("namespace"), req.PathValue("name")
 	if p, err := s.pods.Pods(namespace).Get(name); err == nil {
 		if m, ok := s.podMetrics(p); ok {
@@ -191,7 +219,7 @@ func (s *Server) getPod(req *http.Request) (any, error) {
 	return nil, apierrors.NewNotFound(schema.GroupResource{Group: metricsv1beta1.GroupName, Resource: "pods"}, namespace+"/"+name)
 }
 
-func (s *Server) podMetrics(p *corev1.Pod) (metricsv1beta1.PodMetrics, bool) {
+func (s *api) podMetrics(p *corev1.Pod) (metricsv1beta1.PodMetrics, bool) {
 	out := metricsv1beta1.PodMetrics{
 		TypeMeta:   metav1.TypeMeta{Kind: "PodMetrics", APIVersion: version},
 		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels, CreationTimestamp: metav1.NewTime(time.Now())},

@@ -61,8 +61,8 @@ func TestServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.scrapes.add("n", before)
-	s.scrapeAll(ctx)
+	s.scraper.scrapes.add("n", before)
+	s.scraper.scrapeAll(ctx)
 
 	api := httptest.NewUnstartedServer(s.handler())
 	api.TLS = &tls.Config{ClientAuth: tls.RequestClientCert}

@@ -1,0 +1,167 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
+
+	"hyperkube/internal/base/lifecycle"
+)
+
+// GroupVersion is the group and version of the metrics API.
+func GroupVersion() schema.GroupVersion { return metricsv1beta1.SchemeGroupVersion }
+
+// Resources returns the resources of the metrics API for discovery.
+func Resources() []metav1.APIResource { return resources().APIResources }
+
+// InProcessConfig configures an InProcess.
+type InProcessConfig struct {
+	// Informers contain the nodes and pods. The caller starts them.
+	Informers informers.SharedInformerFactory
+	// Kubelets sends requests to kubelets, as a user that may get nodes/metrics.
+	Kubelets Transport
+	// Log must not be nil.
+	Log *slog.Logger
+}
+
+// Transport is an HTTP transport whose idle connections can be closed, such as http.Transport.
+type Transport interface {
+	http.RoundTripper
+	CloseIdleConnections()
+}
+
+// Intervals of an InProcess.
+const (
+	// firstWindow is the interval between the first two scrapes. CPU usage is a rate, so the first response
+	// requires two scrapes.
+	firstWindow = time.Second
+	// resolution is the interval between later scrapes.
+	resolution = 15 * time.Second
+	// idleAfter is the time since the last request after which scraping stops. The autoscaler requests usage
+	// every 15 seconds while there is a HorizontalPodAutoscaler, and so keeps scraping active.
+	idleAfter = 5 * time.Minute
+)
+
+// InProcess serves the metrics API in the process of the API server. It scrapes kubelets only while clients
+// request usage: a cluster in which they don't has no cost. The first request after a pause waits for two
+// scrapes, which takes a little more than a second. It is safe for concurrent use.
+type InProcess struct {
+	api     api
+	scraper scraper
+	// transport is that of the scraper.
+	transport Transport
+	mux       *http.ServeMux
+	// requested wakes Run. It has a value if a client has made a request since Run has last been idle.
+	requested chan struct{}
+
+	mu sync.Mutex // guards the fields below
+	// last is the time of the last request.
+	last time.Time
+	// usable is closed when two scrapes are stored. Run replaces it when it stops scraping.
+	usable chan struct{}
+}
+
+// NewInProcess validates cfg and registers with the informers it needs.
+func NewInProcess(cfg InProcessConfig) (*InProcess, error) {
+	if cfg.Informers == nil || cfg.Kubelets == nil || cfg.Log == nil {
+		return nil, errors.New("metrics API: informers, a transport and a logger are required")
+	}
+	core, scrapes := cfg.Informers.Core().V1(), &scrapeStore{}
+	s := &InProcess{
+		api: api{nodes: core.Nodes().Lister(), pods: core.Pods().Lister(), scrapes: scrapes},
+		scraper: scraper{
+			kubelets: &http.Client{Transport: cfg.Kubelets, Timeout: scrapeTimeout}, nodes: core.Nodes().Lister(), scrapes: scrapes, log: cfg.Log,
+			synced: []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
+		},
+		transport: cfg.Kubelets, mux: http.NewServeMux(),
+		requested: make(chan struct{}, 1), usable: make(chan struct{}),
+	}
+	s.mux.Handle("GET "+prefix+"/v1beta1", handle(func(*http.Request) (any, error) { return resources(), nil }))
+	s.api.registerResources(s.mux, s.waiting)
+	return s, nil
+}
+
+// ServeHTTP serves the paths of the metrics API. The caller has authorized the request.
+func (s *InProcess) ServeHTTP(w http.ResponseWriter, req *http.Request) { s.mux.ServeHTTP(w, req) }
+
+// waiting wraps a handler so that its requests start scraping and wait for the first two scrapes. If the
+// client gives up before, the response is empty.
+func (s *InProcess) waiting(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		select {
+		case <-s.use():
+			h.ServeHTTP(w, req)
+		case <-req.Context().Done():
+		}
+	})
+}
+
+// use records a request. The returned channel is closed when usage is known.
+func (s *InProcess) use() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = time.Now()
+	select {
+	case s.requested <- struct{}{}:
+	default:
+	}
+	return s.usable
+}
+
+// Run scrapes kubelets while clients request usage, until ctx is done.
+func (s *InProcess) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.requested:
+			s.scrape(ctx)
+			s.transport.CloseIdleConnections()
+		}
+	}
+}
+
+// scrape scrapes all kubelets periodically until no client has requested usage for idleAfter, or until ctx is
+// done. Then it discards the scrapes.
+func (s *InProcess) scrape(ctx context.Context) {
+	if !cache.WaitForCacheSync(ctx.Done(), s.scraper.synced...) {
+		return
+	}
+	s.scraper.scrapeAll(ctx)
+	if !lifecycle.Pause(ctx, firstWindow) {
+		return
+	}
+	s.scraper.scrapeAll(ctx)
+	close(s.usable)
+	for lifecycle.Pause(ctx, resolution) {
+		if s.stopIfIdle() {
+			return
+		}
+		s.scraper.scrapeAll(ctx)
+	}
+}
+
+// stopIfIdle discards the scrapes if no client has requested usage for idleAfter, and reports whether it did.
+func (s *InProcess) stopIfIdle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.last) < idleAfter {
+		return false
+	}
+	s.api.scrapes.clear()
+	s.usable = make(chan struct{})
+	select {
+	case <-s.requested: // a request of the period that ends
+	default:
+	}
+	return true
+}
