@@ -119,6 +119,7 @@ func TestInitJoin(t *testing.T) {
 	}
 
 	t.Run("tokens", func(t *testing.T) { m.tokens(t) })
+	m.initAddons()
 
 	// A change of a manifest restarts only its component.
 	var before map[string]string

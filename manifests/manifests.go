@@ -8,9 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"path"
-	"slices"
 	"strings"
 	"text/template"
 
@@ -18,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-//go:embed addons/*.yaml optional/*.yaml controlplane/*.yaml
+//go:embed addons/*.yaml controlplane/*.yaml
 var files embed.FS
 
 // Values are the template values of add-ons.
@@ -27,32 +25,55 @@ type Values struct {
 	Image string
 	// DNSAddress is the cluster IP of the DNS Service. Domain is the DNS domain of the cluster.
 	DNSAddress, Domain string
+	// InProcess reports whether the process of the API server runs the servers that other clusters run as
+	// pods. It is true for clusters of `up`.
+	InProcess bool
 }
 
-// Addons returns the objects of all default add-ons, in the order in which they must be applied.
-func Addons(v Values) ([]*unstructured.Unstructured, error) {
-	var objects []*unstructured.Unstructured
-	err := fs.WalkDir(files, "addons", func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		list, err := render(name, v)
-		objects = append(objects, list...)
-		return err
-	})
-	return objects, err
+// Addon is an add-on. Its manifest is addons/NAME.yaml.
+type Addon struct {
+	Name, Description string
+	// Default reports whether the add-on is enabled unless the settings of the cluster disable it.
+	Default bool
+	// Required is the reason why the add-on cannot be disabled. It is empty if it can.
+	Required string
+	// APIService is the name of an APIService of the add-on. If another client has set spec.service of this
+	// object, the add-on is replaced: it is not applied, and its other objects are pruned.
+	APIService string
 }
 
-// Optional returns the names of add-ons that are installed on request.
-func Optional() []string { return []string{"metrics"} }
-
-// Addon returns the objects of an optional add-on, in the order in which they must be applied.
-// Unknown names are an error.
-func Addon(name string, v Values) ([]*unstructured.Unstructured, error) {
-	if !slices.Contains(Optional(), name) {
-		return nil, fmt.Errorf("unknown add-on %q: must be one of %s", name, strings.Join(Optional(), ", "))
+// Addons returns all add-ons, in the order in which `hyperkube addon list` prints them.
+func Addons() []Addon {
+	return []Addon{
+		{Name: "dns", Description: "Cluster DNS", Default: true},
+		{Name: "local-path", Description: "Default StorageClass: volumes in directories of the nodes", Default: true},
+		{Name: "metrics", Description: "Resource metrics for kubectl top and autoscaling", Default: true, APIService: "v1beta1.metrics.k8s.io"},
+		{Name: "network", Description: "Permissions of the pod network", Default: true, Required: "the pod network of every node needs its permissions to apply network policies"},
 	}
-	return render("optional/"+name+".yaml", v)
+}
+
+// AddonNames returns the names of all add-ons.
+func AddonNames() []string {
+	var names []string
+	for _, a := range Addons() {
+		names = append(names, a.Name)
+	}
+	return names
+}
+
+// FindAddon returns the add-on with the name. The error of an unknown name lists all names.
+func FindAddon(name string) (Addon, error) {
+	for _, a := range Addons() {
+		if a.Name == name {
+			return a, nil
+		}
+	}
+	return Addon{}, fmt.Errorf("unknown add-on %q, available add-ons are: %s", name, strings.Join(AddonNames(), ", "))
+}
+
+// Objects returns the objects of the add-on.
+func (a Addon) Objects(v Values) ([]*unstructured.Unstructured, error) {
+	return render("addons/"+a.Name+".yaml", v)
 }
 
 // render returns the objects in the embedded manifest name, a template that is executed with

@@ -1,20 +1,53 @@
 package manifests
 
-import "testing"
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
 
+// TestAddons renders all add-ons and checks that each manifest is the manifest of an add-on.
 func TestAddons(t *testing.T) {
-	objects, err := Addons(Values{Image: "hyperkube:v1", DNSAddress: "10.96.0.10", Domain: "cluster.local"})
-	if err != nil {
-		t.Fatal(err)
+	kinds := func(a Addon, inProcess bool) (out []string) {
+		objects, err := a.Objects(Values{Image: "hyperkube:v1", DNSAddress: "10.96.0.10", Domain: "cluster.local", InProcess: inProcess})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, obj := range objects {
+			out = append(out, obj.GetKind())
+			if obj.GetName() == "" || obj.GetAPIVersion() == "" {
+				t.Errorf("unnamed: %v", obj.Object)
+			}
+		}
+		slices.Sort(out)
+		return out
 	}
-	kinds := map[string]int{}
-	for _, obj := range objects {
-		kinds[obj.GetKind()]++
-		if obj.GetName() == "" || obj.GetAPIVersion() == "" {
-			t.Errorf("unnamed: %v", obj.Object)
+	for name, want := range map[string]string{
+		"dns":        "ClusterRole ClusterRoleBinding Deployment Service ServiceAccount",
+		"local-path": "StorageClass",
+		"metrics":    "APIService ClusterRole ClusterRole ClusterRoleBinding Deployment RoleBinding Service ServiceAccount",
+		"network":    "ClusterRole ClusterRoleBinding",
+	} {
+		a, err := FindAddon(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(kinds(a, false), " "); got != want {
+			t.Errorf("%s: kinds %s, want %s", name, got, want)
+		}
+		if name == "metrics" {
+			want = "APIService ClusterRole"
+		}
+		if got := strings.Join(kinds(a, true), " "); got != want {
+			t.Errorf("%s in process: kinds %s, want %s", name, got, want)
 		}
 	}
-	if kinds["Deployment"] != 1 || kinds["Service"] != 1 || kinds["StorageClass"] != 1 || len(objects) != 8 {
-		t.Errorf("kinds %v", kinds)
+	files, err := os.ReadDir("addons")
+	if err != nil || len(files) != len(Addons()) {
+		t.Errorf("%d files, %d add-ons, %v", len(files), len(Addons()), err)
+	}
+	if _, err := FindAddon("dsn"); err == nil || !strings.Contains(err.Error(), "available add-ons are: dns, local-path, metrics, network") {
+		t.Errorf("unknown name: %v", err)
 	}
 }

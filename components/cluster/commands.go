@@ -6,8 +6,8 @@
 //
 // Other packages: certrenewal renews the certificates of a control plane node, joindiscovery
 // establishes trust between a joining machine and the cluster, etcdmembers changes the membership
-// of etcd, localnodes creates the network of additional nodes on one machine, and addons applies
-// cluster DNS and optional add-ons. The packages clusterconfig, preflight, pidlock, progress and
+// of etcd, localnodes creates the network of additional nodes on one machine, addons applies add-ons,
+// and applyset applies and prunes sets of objects. The packages clusterconfig, preflight, pidlock, progress and
 // command are shared by the commands.
 package cluster
 
@@ -47,6 +47,7 @@ func Commands() []Command {
 		{"down", "Stop the cluster and its pods, and revert all changes to the host", teardown.NewDown},
 		{"reset", "Stop the cluster, revert all changes to the host and delete the cluster's data", teardown.NewReset},
 		{"status", "Show the status of the cluster on this machine and any problems", newStatus},
+		{"addon", "List, enable and disable add-ons", newAddon},
 		{"snapshot", "Save, restore and inspect snapshots of the cluster state", newSnapshot},
 		{"image", "Import, list, pull and remove images", newImage},
 		{"version", "Print the version", newVersion},

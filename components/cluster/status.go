@@ -197,6 +197,10 @@ func (r *report) checkCluster(ctx context.Context, l layout.Node) {
 		return
 	}
 	r.countPods(pods.Items)
+	if clusterconfig.HasJoined(l) { // only the process of up applies sets of objects
+		return
+	}
+	r.checkSets(ctx, kube)
 }
 
 func (r *report) addNodes(nodes []corev1.Node) {

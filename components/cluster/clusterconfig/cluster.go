@@ -30,8 +30,8 @@ type Cluster struct {
 	ServiceCIDRs []string `json:"serviceCIDRs"`
 	DNSAddress   string   `json:"dnsAddress"`
 	Domain       string   `json:"domain"`
-	// OptionalAddons lists the enabled optional add-ons.
-	OptionalAddons []string `json:"with,omitempty"`
+	// Addons lists the add-ons that were enabled with `up --with`. The settings in the cluster take precedence.
+	Addons []string `json:"with,omitempty"`
 	// Endpoint is the stable address of the control plane (`init --control-plane-endpoint`), if one
 	// is set.
 	Endpoint string `json:"controlPlaneEndpoint,omitempty"`
@@ -210,14 +210,14 @@ func FreeRange(routes []netip.Prefix, usual, pattern string, from int) (string, 
 	return "", command.PreflightError(errors.New("all default CIDRs for pods or services overlap with routes of this host; set --cluster-cidr and --service-cidr"))
 }
 
-// EnableAddons enables optional add-ons.
+// EnableAddons adds add-ons to the enabled ones.
 func (id *Cluster) EnableAddons(addons []string) error {
 	for _, name := range addons {
-		if !slices.Contains(manifests.Optional(), name) {
-			return command.ConfigError(fmt.Errorf("--with: unknown add-on %q, available add-ons are: %s", name, strings.Join(manifests.Optional(), ", ")))
+		if _, err := manifests.FindAddon(name); err != nil {
+			return command.ConfigError(fmt.Errorf("--with: %w", err))
 		}
-		if !slices.Contains(id.OptionalAddons, name) {
-			id.OptionalAddons = append(id.OptionalAddons, name)
+		if !slices.Contains(id.Addons, name) {
+			id.Addons = append(id.Addons, name)
 		}
 	}
 	return nil

@@ -89,10 +89,15 @@ func applyAll(ctx context.Context, clients *client.Clients, objects []*unstructu
 	return nil
 }
 
+// installAddons applies the add-ons according to the settings of the cluster.
 func (m clusterSetup) installAddons(ctx context.Context, clients *client.Clients) error {
-	return addons.Install(ctx, clients.Dynamic, manifests.Values{
+	settings, err := addons.Enable(ctx, clients.Kube, nil, m.identity.Addons)
+	if err != nil {
+		return err
+	}
+	return addons.NewReconciler(clients, manifests.Values{
 		Image: version.Image(), DNSAddress: m.identity.DNSAddress, Domain: m.identity.Domain,
-	}, m.identity.OptionalAddons...)
+	}).ReconcileAll(ctx, settings)
 }
 
 // adminConfig returns the client configuration of the administrator for this machine's API server. It

@@ -86,7 +86,7 @@ func (o *initOptions) register(f *pflag.FlagSet) {
 	f.StringSliceVar(&g.PodCIDRs, "pod-network-cidr", nil, "Specify range of IP addresses for the pod network. If not set, an unused range is chosen.")
 	f.StringSliceVar(&g.ServiceCIDRs, "service-cidr", nil, "Use alternative range of IP addresses for service VIPs. If not set, an unused range is chosen.")
 	f.StringVar(&g.Domain, "service-dns-domain", "", "Use alternative domain for services. If not set, the domain is cluster.local.")
-	f.StringSliceVar(&g.With, "with", nil, "Optional add-ons to install: "+strings.Join(manifests.Optional(), ", ")+".")
+	f.StringSliceVar(&g.With, "with", nil, "Add-ons to install in addition to the default ones: "+strings.Join(manifests.AddonNames(), ", ")+".")
 	f.StringSliceVar(&g.Skip, "skip-phases", nil, "List of phases to be skipped, in this and later runs: "+strings.Join(skippablePhases, ", ")+".")
 	f.StringVar(&g.Patches, "patches", "", "Path to a directory that contains patches of static pod manifests, named COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
 	node.RegisterSeccompDefault(f, &g.NoSeccompDefault)

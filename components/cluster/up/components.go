@@ -11,12 +11,14 @@ import (
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/compose"
+	"hyperkube/components/cluster/applyset"
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/controllers"
 	"hyperkube/components/controllers/loadbalancer"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/etcd"
+	"hyperkube/components/metrics"
 	"hyperkube/components/scheduler"
 	"hyperkube/internal/client"
 	"hyperkube/internal/credentials/encryption"
@@ -40,7 +42,8 @@ func (c *clusterRun) newEtcd(ctx context.Context) (*etcd.Server, error) {
 	})
 }
 
-func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compose.Server, error) {
+// newAPIServer returns the API server. usage serves the metrics API.
+func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *metricsAPI) (*compose.Server, error) {
 	secrets, err := encryption.Load(context.WithoutCancel(ctx), encryption.Config{Path: encryptionFile(c.layout)})
 	if err != nil {
 		return nil, err
@@ -61,6 +64,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 		ProxyCertFile: c.pki.FrontProxyClient.CertFile, ProxyKeyFile: c.pki.FrontProxyClient.KeyFile,
 		// Pod IPs are reachable from this process as soon as the pods run.
 		EndpointRouting: true,
+		LocalAPIs:       usage.apis(),
 		BootstrapTokens: true,
 		Issuers:         []string{"https://kubernetes.default.svc." + c.cluster.Domain},
 		Key:             c.pki.ServiceAccountKey, Keys: keys,
@@ -97,6 +101,9 @@ type parts struct {
 	controllers   *controllers.Manager
 	scheduler     *scheduler.Scheduler
 	node          node.Config
+	// metrics is the server of the metrics API. mapper finds the resources of kinds.
+	metrics *metrics.InProcess
+	mapper  applyset.Mapper
 }
 
 // clientBuilder creates the clients of the controllers, each with its service account.
@@ -126,8 +133,10 @@ func (b clientBuilder) clientsAs(agent, user string, groups ...string) (*client.
 	return clients, nil
 }
 
-func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts, error) {
-	p := &parts{}
+// newParts creates the components that use the API, and sets the handler of usage. The informers stop when ctx
+// is done.
+func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, usage *metricsAPI) (*parts, error) {
+	p := &parts{mapper: api}
 	var err error
 	if p.shared, err = api.Clients("kube-controller-manager", "system:kube-controller-manager"); err != nil {
 		return nil, err
@@ -187,6 +196,9 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 		return nil, err
 	}
 	if p.node.Proxy, err = b.clientsAs("kube-proxy", "system:kube-proxy"); err != nil {
+		return nil, err
+	}
+	if p.metrics, err = c.newMetrics(p.shared, usage); err != nil {
 		return nil, err
 	}
 	if err := c.ensureServingCertificate(); err != nil {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"hyperkube/components/cluster/addons"
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/localnodes"
@@ -384,7 +385,7 @@ func startingError(err error) error {
 	return err
 }
 
-// updateNodes changes the number of nodes of a running cluster.
+// updateNodes changes the number of nodes of a running cluster, and enables the add-ons of --with.
 func (o *upOptions) updateNodes(ctx context.Context, l layout.Node, s *progress.Steps) error {
 	t, err := pidlock.AcquireLifecycle(ctx, l, false)
 	if err != nil {
@@ -405,6 +406,9 @@ func (o *upOptions) updateNodes(ctx context.Context, l layout.Node, s *progress.
 	var clients *client.Clients
 	if clients, err = node.NewClients("kubeconfig", clusterconfig.AdminKubeconfig(l), "hyperkube"); err != nil {
 		return startingError(err)
+	}
+	if _, err := addons.Enable(ctx, clients.Kube, o.addons, nil); err != nil {
+		return err
 	}
 	f.kube, f.nodes = clients.Kube, clients.Informers.Core().V1().Nodes().Informer()
 	informing, stop := context.WithCancel(ctx)

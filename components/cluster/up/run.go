@@ -18,9 +18,11 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/cluster/addons"
+	"hyperkube/components/cluster/applyset"
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/localnodes"
+	"hyperkube/components/cluster/manifestdir"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/etcd"
@@ -40,6 +42,7 @@ type clusterRun struct {
 	layout                 layout.Node
 	cluster                clusterconfig.Cluster
 	additional             additionalNodes
+	objects                objectOptions
 	nodeMonitorGracePeriod time.Duration
 	// bindAddress is the address of the servers of the controller manager and the scheduler.
 	bindAddress     netip.Addr
@@ -113,6 +116,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	}))
 	group.Start(background, "kube-controller-manager", parts.controllers)
 	group.Start(background, "kube-scheduler", parts.scheduler)
+	group.Start(background, "metrics API", parts.metrics)
 	addons, err := c.startAddons(ctx, group, parts)
 	if err != nil {
 		return err
@@ -147,10 +151,15 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 		return err
 	}
 	c.steps.Done(began, "node %q is ready", c.cluster.NodeName)
-	if err := c.waitDNS(ctx, group, parts); err != nil {
-		return err
+	if addons.WasEnabled("dns") {
+		if err := c.waitDNS(ctx, group, parts); err != nil {
+			return err
+		}
 	}
 	if err := c.wait(ctx, group, "the additional nodes", nil, receiveError(additional)); err != nil {
+		return err
+	}
+	if err := c.startManifests(ctx, group, parts); err != nil {
 		return err
 	}
 	c.resumer.setReady()
@@ -185,12 +194,13 @@ func (c *clusterRun) startEtcd(ctx context.Context, group *lifecycle.Group) (*et
 // use it. The informers stop when informing is done.
 func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifecycle.Group, db *etcd.Server) (*parts, error) {
 	began := time.Now()
-	api, err := c.newAPIServer(ctx, db)
+	usage := &metricsAPI{}
+	api, err := c.newAPIServer(ctx, db, usage)
 	if err != nil {
 		return nil, err
 	}
 	group.Start(context.WithoutCancel(ctx), "kube-apiserver", api)
-	parts, err := c.newParts(informing, api)
+	parts, err := c.newParts(informing, api, usage)
 	if err != nil {
 		return nil, err
 	}
@@ -201,17 +211,46 @@ func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifec
 	return parts, nil
 }
 
-// startAddons starts applying the objects of DNS and of the enabled add-ons.
-func (c *clusterRun) startAddons(ctx context.Context, group *lifecycle.Group, p *parts) (*addons.Applier, error) {
-	objects, err := addons.Objects(manifests.Values{
-		Image: version.Image(), DNSAddress: c.cluster.DNSAddress, Domain: c.cluster.Domain,
-	}, c.cluster.OptionalAddons...)
+// objectOptions selects the objects that the cluster applies by itself.
+type objectOptions struct {
+	// enable are the add-ons that this start enables.
+	enable []string
+	// manifests is the directory of manifests.
+	manifests string
+}
+
+// startManifests starts applying the directory of manifests.
+func (c *clusterRun) startManifests(ctx context.Context, group *lifecycle.Group, p *parts) error {
+	applier, err := manifestdir.New(manifestdir.Config{
+		Dir:    c.objects.manifests,
+		Client: &applyset.Client{Dynamic: p.admin.Dynamic, Mapper: p.mapper, FieldManager: manifestdir.FieldManager},
+		Kube:   p.admin.Kube, Log: c.log.With("component", "manifests"),
+	})
+	if err != nil {
+		return err
+	}
+	group.Start(context.WithoutCancel(ctx), "manifests", applier)
+	return nil
+}
+
+// startAddons starts applying the objects of the enabled add-ons.
+func (c *clusterRun) startAddons(ctx context.Context, group *lifecycle.Group, p *parts) (*addons.Manager, error) {
+	manager, err := addons.NewManager(addons.Config{
+		Reconciler: &addons.Reconciler{
+			Client: &applyset.Client{Dynamic: p.admin.Dynamic, Mapper: p.mapper, FieldManager: addons.FieldManager},
+			Values: manifests.Values{
+				Image: version.Image(), DNSAddress: c.cluster.DNSAddress, Domain: c.cluster.Domain, InProcess: true,
+			},
+			FormerPods: slices.Contains(c.cluster.Addons, "metrics"),
+		},
+		Kube: p.admin.Kube, ConfigMaps: p.shared.Informers.Core().V1().ConfigMaps().Informer(), Enable: c.objects.enable, Saved: c.cluster.Addons,
+		Log: c.log.With("component", "add-ons"),
+	})
 	if err != nil {
 		return nil, err
 	}
-	addons := addons.NewApplier(p.admin.Dynamic, objects, c.log)
-	group.Start(context.WithoutCancel(ctx), "add-ons", addons)
-	return addons, nil
+	group.Start(context.WithoutCancel(ctx), "add-ons", manager)
+	return manager, nil
 }
 
 // waitControl waits until the controller manager and the scheduler are ready.

@@ -3,6 +3,7 @@
 package up
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,8 +53,10 @@ type upOptions struct {
 	auditLog            string
 	// nodes is the total number of nodes; 0 keeps the current number.
 	nodes int
-	// addons are optional add-ons to enable.
+	// addons are add-ons to enable.
 	addons []string
+	// manifests is the directory of manifests; empty means that in the data directory.
+	manifests string
 	// podNetwork is a network.Mode; empty keeps the current one.
 	podNetwork string
 	// nodeMonitorGracePeriod is how long a node may not report its status; 0 means the default.
@@ -96,7 +99,8 @@ func newCommand(o *upOptions) *cobra.Command {
 	flags.StringVar(&o.auditLog, "audit-log-path", "", "If set, the metadata of requests to the API server is logged to this file, which is rotated. The policy is audit-policy.yaml in the data directory.")
 	flags.DurationVar(&o.nodeMonitorGracePeriod, "node-monitor-grace-period", 0, "Amount of time which a node may be unresponsive before it is marked unhealthy. Nodes report every 10s. 0 means 50s.")
 	flags.TextVar(&o.bindAddress, "bind-address", netip.AddrFrom4([4]byte{127, 0, 0, 1}), "IP address on which the controller manager and the scheduler serve health and metrics. 0.0.0.0 means all interfaces.")
-	flags.StringSliceVar(&o.addons, "with", nil, "Optional add-ons to enable, also for later starts: "+strings.Join(manifests.Optional(), ", ")+".")
+	flags.StringSliceVar(&o.addons, "with", nil, "Add-ons to enable, also for later starts: "+strings.Join(manifests.AddonNames(), ", ")+".")
+	flags.StringVar(&o.manifests, "manifests", "", "Directory of manifests and kustomizations that are applied to the cluster, now and when they change. Defaults to manifests in the data directory.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Also log debug messages.")
 	return cmd
 }
@@ -115,6 +119,9 @@ func normalizeFlagName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 func (o *upOptions) run(cmd *cobra.Command) error {
 	if o.auditLog != "" && !filepath.IsAbs(o.auditLog) { // the cluster runs in another working directory
 		return command.ConfigError(fmt.Errorf("--audit-log-path: %q is not an absolute path", o.auditLog))
+	}
+	if o.manifests != "" && !filepath.IsAbs(o.manifests) {
+		return command.ConfigError(fmt.Errorf("--manifests: %q is not an absolute path", o.manifests))
 	}
 	if err := command.RequireRoot(); err != nil {
 		return err
@@ -305,7 +312,7 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 		s.Send(progress.Step{Text: text, Waiting: true})
 	}
 	s.Done(began, "preflight checks passed for node %q", id.NodeName)
-	c := &clusterRun{layout: l, cluster: id, additional: additional, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog}
+	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: cmp.Or(o.manifests, filepath.Join(l.Data, "manifests"))}, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog}
 	return c.run(ctx, began)
 }
 
@@ -319,12 +326,12 @@ func (o *upOptions) loadOrCreateConfig(l layout.Node) (clusterconfig.Cluster, ad
 	if err != nil {
 		return id, additionalNodes{}, err
 	}
-	before := len(id.OptionalAddons)
+	before := len(id.Addons)
 	if err := id.EnableAddons(o.addons); err != nil {
 		return id, additionalNodes{}, err
 	}
 	additional, err := updateAdditionalNodes(l, o.nodes, network.Mode(o.podNetwork))
-	if err == nil && (!exists || len(id.OptionalAddons) != before) {
+	if err == nil && (!exists || len(id.Addons) != before) {
 		err = id.Save(l)
 	}
 	return id, additional, err

@@ -1,0 +1,142 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"hyperkube/components/cluster/addons"
+	"hyperkube/components/cluster/applyset"
+	"hyperkube/manifests"
+)
+
+// addonInfo is an add-on in the output of `addon list` and `addon status`.
+type addonInfo struct {
+	Name        string `json:"name"`
+	Description string `json:"description"`
+	Enabled     bool   `json:"enabled"`
+	// Status is applied, pending, replaced, disabled or pruning.
+	Status string `json:"status"`
+	// Objects are the objects of an enabled add-on, and remaining objects of a disabled one. Only `addon
+	// status` returns them.
+	Objects []addonObject `json:"objects,omitempty"`
+	// Problems are messages about what is wrong.
+	Problems []string `json:"problems,omitempty"`
+}
+
+// addonObject is an object of an add-on.
+type addonObject struct {
+	Object string `json:"object"`
+	Status string `json:"status"`
+}
+
+// infos returns the state of add-ons. Objects and problems are included if details is true.
+func (c *addonCluster) infos(ctx context.Context, selected []manifests.Addon, details bool) ([]addonInfo, error) {
+	settings, err := addons.ReadSettings(ctx, c.clients.Kube)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]addonInfo, 0, len(selected))
+	for _, a := range selected {
+		info := addonInfo{Name: a.Name, Description: a.Description, Enabled: settings.Enabled(a)}
+		state, err := c.reconciler.Client.State(ctx, addons.SetOf(a))
+		if err != nil {
+			return nil, err
+		}
+		replaced, err := c.reconciler.ReplacedBy(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		info.Status = addonState(info.Enabled, state, replaced)
+		if details {
+			if err := c.addObjects(ctx, a, &info, state, replaced != ""); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, info)
+	}
+	return out, nil
+}
+
+// addonState returns the status of an add-on.
+func addonState(enabled bool, s applyset.State, replacedBy string) string {
+	switch {
+	case enabled && replacedBy != "":
+		return "replaced by Service " + replacedBy
+	case enabled && s.Applied:
+		return "applied"
+	case enabled:
+		return "pending"
+	case s.Exists:
+		return "pruning"
+	}
+	return "disabled"
+}
+
+// addObjects adds the objects and problems of an add-on.
+func (c *addonCluster) addObjects(ctx context.Context, a manifests.Addon, info *addonInfo, state applyset.State, replaced bool) error {
+	desired, err := a.Objects(c.reconciler.Values)
+	if err != nil {
+		return err
+	}
+	for _, m := range state.Members {
+		info.Objects = append(info.Objects, addonObject{m.Ref.String(), objectState(m.Object)})
+	}
+	slices.SortFunc(info.Objects, func(a, b addonObject) int { return slices.Compare([]string{a.Object}, []string{b.Object}) })
+	if text := addons.Problem(state.Data); text != "" {
+		info.Problems = append(info.Problems, text)
+	}
+	if !info.Enabled || replaced {
+		return nil
+	}
+	for _, obj := range desired {
+		ref := applyset.Ref{GroupKind: obj.GroupVersionKind().GroupKind(), Namespace: obj.GetNamespace(), Name: obj.GetName()}
+		if slices.ContainsFunc(state.Members, func(m applyset.Member) bool { return m.Ref == ref }) {
+			continue
+		}
+		text, err := c.foreignState(ctx, obj)
+		if err != nil {
+			return err
+		}
+		info.Objects = append(info.Objects, addonObject{ref.String(), text})
+		info.Problems = append(info.Problems, fmt.Sprintf("%s: %s; run `hyperkube addon enable %s`", ref, text, a.Name))
+	}
+	return nil
+}
+
+// foreignState returns the state of a desired object that is not a member of the add-on.
+func (c *addonCluster) foreignState(ctx context.Context, obj *unstructured.Unstructured) (string, error) {
+	gvk := obj.GroupVersionKind()
+	mapping, err := c.reconciler.Client.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if err != nil {
+		return "", err
+	}
+	_, err = c.clients.Dynamic.Resource(mapping.Resource).Namespace(obj.GetNamespace()).Get(ctx, obj.GetName(), metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return "missing", nil
+	case err != nil:
+		return "", fmt.Errorf("reading %s %s: %w", obj.GetKind(), obj.GetName(), err)
+	}
+	return "exists, but is not part of the add-on: delete it", nil
+}
+
+// objectState returns the state of a member.
+func objectState(obj *unstructured.Unstructured) string {
+	if obj.GetDeletionTimestamp() != nil {
+		return "terminating"
+	}
+	if obj.GetKind() != "Deployment" {
+		return "exists"
+	}
+	desired, found, _ := unstructured.NestedInt64(obj.Object, "spec", "replicas")
+	if !found {
+		desired = 1
+	}
+	available, _, _ := unstructured.NestedInt64(obj.Object, "status", "availableReplicas")
+	return fmt.Sprintf("%d of %d available", available, desired)
+}

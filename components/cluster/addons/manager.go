@@ -1,0 +1,259 @@
+package addons
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/internal/base/backoff"
+	"hyperkube/manifests"
+)
+
+// Config configures a Manager.
+type Config struct {
+	Reconciler *Reconciler
+	Kube       kubernetes.Interface
+	// ConfigMaps delivers changes of the settings. The caller starts it.
+	ConfigMaps cache.SharedIndexInformer
+	// Enable and Saved are names of add-ons that are enabled when the manager starts, as by the function Enable.
+	Enable, Saved []string
+	Log           *slog.Logger
+}
+
+// Manager applies the enabled add-ons of a cluster and prunes the disabled ones when the settings change.
+//
+// Admission policies of users can reject an object. A webhook with the failure policy Fail rejects
+// requests until its pods run, and a policy that forbids an add-on rejects it forever. So an add-on
+// that fails is retried, and does not delay readiness if its objects exist from an earlier start.
+type Manager struct {
+	cfg Config
+	// firstRetry is the delay before the first retry of an add-on. It doubles with each retry, up to maxRetry.
+	firstRetry, maxRetry time.Duration
+	// changed receives a value when the settings may have changed.
+	changed chan struct{}
+	ready   chan struct{}
+	// lastError is the error of the last failed attempt; nil if none failed.
+	lastError atomic.Pointer[string]
+	// settings are the settings at the start. They are set before ready is closed.
+	settings Settings
+}
+
+// NewManager validates cfg and registers with the informer.
+func NewManager(cfg Config) (*Manager, error) {
+	if cfg.Reconciler == nil || cfg.Kube == nil || cfg.ConfigMaps == nil || cfg.Log == nil {
+		return nil, errors.New("managing add-ons requires a reconciler, a client, an informer and a logger")
+	}
+	m := &Manager{
+		cfg: cfg, firstRetry: 200 * time.Millisecond, maxRetry: time.Minute,
+		changed: make(chan struct{}, 1), ready: make(chan struct{}),
+	}
+	notify := func(any) {
+		select {
+		case m.changed <- struct{}{}:
+		default:
+		}
+	}
+	_, err := cfg.ConfigMaps.AddEventHandler(cache.FilteringResourceEventHandler{
+		FilterFunc: func(obj any) bool {
+			if d, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = d.Obj
+			}
+			cm, ok := obj.(*corev1.ConfigMap)
+			return ok && cm.Namespace == metav1.NamespaceSystem && cm.Name == SettingsName
+		},
+		Handler: cache.ResourceEventHandlerFuncs{AddFunc: notify, UpdateFunc: func(_, obj any) { notify(obj) }, DeleteFunc: notify},
+	})
+	return m, err
+}
+
+// Ready returns a channel that is closed when every object of the enabled add-ons exists, from this start or
+// an earlier one.
+func (m *Manager) Ready() <-chan struct{} { return m.ready }
+
+// Describe returns the error of the last failed attempt, or "" if none failed.
+func (m *Manager) Describe(context.Context) string {
+	if text := m.lastError.Load(); text != nil {
+		return *text
+	}
+	return ""
+}
+
+// WasEnabled reports whether an add-on was enabled when the manager became ready. It must not be called
+// earlier.
+func (m *Manager) WasEnabled(name string) bool {
+	a, err := manifests.FindAddon(name)
+	return err == nil && m.settings.Enabled(a)
+}
+
+// job is the reconciliation of one add-on with a setting. It ends when it has succeeded.
+type job struct {
+	enabled bool
+	cancel  context.CancelFunc
+	done    chan struct{}
+}
+
+// Run reconciles all add-ons, and again those whose setting changes, until ctx is done.
+func (m *Manager) Run(ctx context.Context) error {
+	jobs := map[string]*job{}
+	var missing, waiting sync.WaitGroup
+	defer func() {
+		for _, j := range jobs {
+			j.stop()
+		}
+		waiting.Wait()
+	}()
+	settings, err := m.firstSettings(ctx)
+	if err != nil {
+		return nil // ctx is done
+	}
+	m.settings = settings
+	for _, a := range manifests.Addons() {
+		exists := func() {}
+		if settings.Enabled(a) {
+			missing.Add(1)
+			exists = missing.Done
+		}
+		jobs[a.Name] = m.start(ctx, a, settings.Enabled(a), exists)
+	}
+	waiting.Go(func() {
+		if missing.Wait(); ctx.Err() == nil {
+			close(m.ready)
+		}
+	})
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.changed:
+		}
+		settings := m.observed()
+		for _, a := range manifests.Addons() {
+			enabled, j := settings.Enabled(a), jobs[a.Name]
+			if j.enabled == enabled && !repeated(settings, a) {
+				continue
+			}
+			j.stop()
+			if j.enabled != enabled {
+				m.cfg.Log.Info("setting of add-on changed", "addon", a.Name, "enabled", enabled)
+			}
+			jobs[a.Name] = m.start(ctx, a, enabled, func() {})
+		}
+	}
+}
+
+// repeated reports whether an add-on is reconciled although its setting has not changed: `addon enable` of an
+// enabled add-on restores objects that were deleted.
+func repeated(s Settings, a manifests.Addon) bool { return s[a.Name] == settingEnabled }
+
+// firstSettings enables the add-ons of the configuration and returns the settings. It retries until it succeeds or
+// ctx is done.
+func (m *Manager) firstSettings(ctx context.Context) (Settings, error) {
+	retry := backoff.Backoff{First: m.firstRetry, Max: m.maxRetry}
+	for {
+		s, err := Enable(ctx, m.cfg.Kube, m.cfg.Enable, m.cfg.Saved)
+		if err == nil {
+			return s, nil
+		}
+		m.failed("reading the settings of add-ons failed, retrying", err)
+		if !retry.Pause(ctx) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// observed returns the settings in the informer.
+func (m *Manager) observed() Settings {
+	obj, exists, err := m.cfg.ConfigMaps.GetStore().GetByKey(metav1.NamespaceSystem + "/" + SettingsName)
+	if cm, ok := obj.(*corev1.ConfigMap); ok && exists && err == nil {
+		return cm.Data
+	}
+	return nil
+}
+
+// failed records and logs an error.
+func (m *Manager) failed(message string, err error, args ...any) {
+	text := err.Error()
+	m.lastError.Store(&text)
+	m.cfg.Log.Warn(message, append(args, "err", err)...)
+}
+
+// start starts a job. It calls exists when all objects of the add-on exist, or when the job ends.
+func (m *Manager) start(ctx context.Context, a manifests.Addon, enabled bool, exists func()) *job {
+	ctx, cancel := context.WithCancel(ctx)
+	j := &job{enabled: enabled, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(j.done)
+		exists := sync.OnceFunc(exists)
+		defer exists()
+		m.reconcile(ctx, a, enabled, exists)
+	}()
+	return j
+}
+
+// stop cancels a job and waits until it has ended.
+func (j *job) stop() {
+	j.cancel()
+	<-j.done
+}
+
+// reconcile reconciles an add-on until it succeeds or ctx is done.
+func (m *Manager) reconcile(ctx context.Context, a manifests.Addon, enabled bool, exists func()) {
+	retry, before := backoff.Backoff{First: m.firstRetry, Max: m.maxRetry}, ""
+	for {
+		status, err := m.cfg.Reconciler.Reconcile(ctx, a, enabled)
+		if ctx.Err() != nil {
+			return
+		}
+		if status.Complete {
+			exists()
+		}
+		if err == nil {
+			m.report(ctx, a, status)
+			return
+		}
+		if text := err.Error(); text != before {
+			m.failed("reconciling add-on failed, it may be incomplete, retrying", err, "addon", a.Name, "enabled", enabled)
+			m.warn(ctx, a, "ReconcileFailed", text)
+			m.writeError(ctx, a, text)
+			before = text
+		}
+		if !retry.Pause(ctx) {
+			return
+		}
+	}
+}
+
+// report logs what the user may not expect from a reconciled add-on.
+func (m *Manager) report(ctx context.Context, a manifests.Addon, s Status) {
+	if s.ReplacedBy != "" {
+		m.cfg.Log.Info("another server has replaced the add-on, its own objects are pruned", "addon", a.Name, "service", s.ReplacedBy)
+	}
+	for _, ref := range s.Foreign {
+		m.cfg.Log.Warn("object of another client exists, the add-on leaves it unchanged: delete it and enable the add-on again", "addon", a.Name, "object", ref.String())
+		m.warn(ctx, a, "ForeignObject", ref.String()+" exists and is not part of the add-on. Delete it and enable the add-on again.")
+	}
+}
+
+// writeError writes the error of an add-on to the parent of its set, from which the next success removes it.
+func (m *Manager) writeError(ctx context.Context, a manifests.Addon, text string) {
+	set := SetOf(a)
+	set.Data = map[string]string{dataError: text}
+	if err := m.cfg.Reconciler.Client.WriteData(ctx, set); err != nil && ctx.Err() == nil {
+		m.cfg.Log.Debug("writing the error of an add-on failed, `hyperkube status` does not show it", "addon", a.Name, "err", err)
+	}
+}
+
+// warn creates an event on the parent of an add-on.
+func (m *Manager) warn(ctx context.Context, a manifests.Addon, reason, message string) {
+	if err := m.cfg.Reconciler.Client.Warn(ctx, SetOf(a), reason, message); err != nil && ctx.Err() == nil {
+		m.cfg.Log.Debug("creating event about add-on failed", "addon", a.Name, "err", err)
+	}
+}

@@ -1,0 +1,56 @@
+package up
+
+import (
+	"crypto/tls"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"hyperkube/components/apiserver/aggregation"
+	"hyperkube/components/metrics"
+	"hyperkube/internal/client"
+	"hyperkube/internal/credentials/pki"
+)
+
+// metricsAPI is the metrics API as the API server serves it. Its handler uses informers that read from the API
+// server, so it is created after the API server. Until then, requests get the response 503.
+type metricsAPI struct {
+	handler atomic.Pointer[metrics.InProcess]
+}
+
+// ServeHTTP implements http.Handler.
+func (m *metricsAPI) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if h := m.handler.Load(); h != nil {
+		h.ServeHTTP(w, req)
+		return
+	}
+	http.Error(w, "the metrics API is starting", http.StatusServiceUnavailable)
+}
+
+// apis returns the APIs for the configuration of the API server.
+func (m *metricsAPI) apis() []aggregation.LocalAPI {
+	return []aggregation.LocalAPI{{GroupVersion: metrics.GroupVersion(), Resources: metrics.Resources(), Handler: m}}
+}
+
+// newMetrics returns the server of the metrics API and sets the handler of usage. The server connects to
+// kubelets with the API server's client certificate.
+func (c *clusterRun) newMetrics(shared *client.Clients, usage *metricsAPI) (*metrics.InProcess, error) {
+	pair := c.pki.APIServerKubeletClient
+	files := &pki.Files{Context: "reading the client certificate for kubelets", CertFile: pair.CertFile, KeyFile: pair.KeyFile}
+	s, err := metrics.NewInProcess(metrics.InProcessConfig{
+		Informers: shared.Informers,
+		Kubelets: &http.Transport{
+			TLSClientConfig: &tls.Config{
+				RootCAs: c.pki.CA.Pool(), MinVersion: tls.VersionTLS12,
+				GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return files.Certificate() },
+			},
+			IdleConnTimeout: time.Minute,
+		},
+		Log: c.log.With("component", "metrics"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	usage.handler.Store(s)
+	return s, nil
+}
