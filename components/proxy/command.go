@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
@@ -76,7 +77,12 @@ func command() (*cobra.Command, *options) {
 			return o.run(cmd.Context(), zpages.FlagsOf(cmd.Flags()))
 		},
 	}
-	f, c := cmd.Flags(), o.config
+	o.flags(cmd.Flags())
+	return cmd, o
+}
+
+func (o *options) flags(f *pflag.FlagSet) {
+	c := o.config
 	f.StringVar(&o.file, "config", "", "The path to the configuration file. Flags for settings of this file are ignored.")
 	f.StringVar(&o.writeTo, "write-config-to", "", "If set, write the default configuration values to this file and exit.")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to kubeconfig file with authorization information.")
@@ -115,7 +121,6 @@ func command() (*cobra.Command, *options) {
 	o.format.Flag(f)
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Number for the log level verbosity. Levels above 3 enable debug logs.")
 	compatflags.Add(f, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), compatflags.Client(), ignoredFlags)...)
-	return cmd, o
 }
 
 // ignoredFlags are upstream's flags that are accepted without effect.
@@ -150,26 +155,7 @@ func (o *options) complete(changed func(string) bool) error {
 			return fmt.Errorf("--config %s: %w", o.file, err)
 		}
 	} else {
-		c.Mode, c.ClusterCIDR = kubeproxyv1alpha1.ProxyMode(o.mode), strings.Join(o.clusterCIDRs, ",")
-		c.IPTables.MasqueradeBit = &o.masqueradeBit
-		if c.HealthzBindAddress = withPort(c.HealthzBindAddress, o.healthzPort); o.healthzPort == 0 {
-			c.HealthzBindAddress = ""
-		}
-		if c.MetricsBindAddress = withPort(c.MetricsBindAddress, o.metricsPort); o.metricsPort == 0 {
-			c.MetricsBindAddress = ""
-		}
-		if changed("conntrack-max-per-core") {
-			c.Conntrack.MaxPerCore = &o.maxPerCore
-		}
-		if changed("conntrack-min") {
-			c.Conntrack.Min = &o.min
-		}
-		if changed("conntrack-tcp-timeout-established") {
-			c.Conntrack.TCPEstablishedTimeout = &metav1.Duration{Duration: o.established}
-		}
-		if changed("conntrack-tcp-timeout-close-wait") {
-			c.Conntrack.TCPCloseWaitTimeout = &metav1.Duration{Duration: o.closeWait}
-		}
+		o.applyFlags(changed)
 	}
 	o.explicit = c.Conntrack
 	c.Conntrack = completeConntrack(o.explicit)
@@ -180,6 +166,43 @@ func (o *options) complete(changed func(string) bool) error {
 		c.ClientConnection.Kubeconfig = o.kubeconfig
 	}
 	return nil
+}
+
+// applyFlags applies the flags that changed reports as set and that are not bound to a field of the configuration.
+func (o *options) applyFlags(changed func(string) bool) {
+	c := o.config
+	if changed("proxy-mode") {
+		c.Mode = kubeproxyv1alpha1.ProxyMode(o.mode)
+	}
+	if changed("cluster-cidr") {
+		c.ClusterCIDR = strings.Join(o.clusterCIDRs, ",")
+	}
+	if c.IPTables.MasqueradeBit == nil || changed("iptables-masquerade-bit") {
+		c.IPTables.MasqueradeBit = &o.masqueradeBit
+	}
+	for _, a := range []struct {
+		address  *string
+		port     int32
+		portFlag string
+	}{{&c.HealthzBindAddress, o.healthzPort, "healthz-port"}, {&c.MetricsBindAddress, o.metricsPort, "metrics-port"}} {
+		if changed(a.portFlag) {
+			if *a.address = withPort(*a.address, a.port); a.port == 0 {
+				*a.address = ""
+			}
+		}
+	}
+	if changed("conntrack-max-per-core") {
+		c.Conntrack.MaxPerCore = &o.maxPerCore
+	}
+	if changed("conntrack-min") {
+		c.Conntrack.Min = &o.min
+	}
+	if changed("conntrack-tcp-timeout-established") {
+		c.Conntrack.TCPEstablishedTimeout = &metav1.Duration{Duration: o.established}
+	}
+	if changed("conntrack-tcp-timeout-close-wait") {
+		c.Conntrack.TCPCloseWaitTimeout = &metav1.Duration{Duration: o.closeWait}
+	}
 }
 
 // write implements --write-config-to: it writes the configuration, including defaults, to a file.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"hyperkube/internal/base/compatflags"
@@ -54,7 +55,11 @@ func NewCommand() *cobra.Command {
 			return o.run(cmd.Context(), cmd.Flags().Changed, zpages.FlagsOf(cmd.Flags()))
 		},
 	}
-	flags := cmd.Flags()
+	o.flags(cmd.Flags())
+	return cmd
+}
+
+func (o *options) flags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to the kubeconfig file with the location and credentials of the API server.")
 	o.serving.AddFlags(flags, layout.PortScheduler)
 	o.format.Flag(flags)
@@ -62,7 +67,6 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&o.config, "config", "", "Path to a KubeSchedulerConfiguration file.")
 	o.election.AddFlags(flags, &o.leaderElect, component)
 	compatflags.Add(flags, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), compatflags.LeaderElection(), compatflags.Client(), compatflags.Serving(), unused)...)
-	return cmd
 }
 
 // merge sets the options that the configuration file cfg contains. Flags on the command line take precedence; changed
@@ -108,20 +112,13 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 		return err
 	}
 	o.merge(file, changed)
-	profiles, err := profiles(file)
-	if err != nil {
-		return err
-	}
 	clients, err := client.FromKubeconfig(o.kubeconfig, component)
 	if err != nil {
 		return err
 	}
-	cfg := Config{Clients: clients, Profiles: profiles, Extenders: file.Extenders, Log: log}
-	if v := file.PodInitialBackoffSeconds; v != nil {
-		cfg.InitialBackoff = time.Duration(*v) * time.Second
-	}
-	if v := file.PodMaxBackoffSeconds; v != nil {
-		cfg.MaxBackoff = time.Duration(*v) * time.Second
+	cfg, err := applyFile(Config{Clients: clients, Log: log}, file)
+	if err != nil {
+		return err
 	}
 	s, err := New(cfg)
 	if err != nil {

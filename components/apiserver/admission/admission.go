@@ -159,7 +159,7 @@ func New(cfg Config) (*Chain, error) {
 	if cfg.Serves == nil {
 		cfg.Serves = func(schema.GroupVersionResource) bool { return true }
 	}
-	if err := checkNames(cfg.Enable, cfg.Disable); err != nil {
+	if err := CheckNames(cfg.Enable, cfg.Disable); err != nil {
 		return nil, err
 	}
 	measured, err := newDurationMetrics(cfg.Metrics)
@@ -202,8 +202,8 @@ func New(cfg Config) (*Chain, error) {
 	return c, nil
 }
 
-// checkNames returns an error if a plugin name in one of the flags is unknown or is in both.
-func checkNames(enable, disable []string) error {
+// CheckNames returns an error if a plugin name in one of the flags is unknown or is in both.
+func CheckNames(enable, disable []string) error {
 	var errs []error
 	unknown := func(flag string, names []string) {
 		for _, name := range names {

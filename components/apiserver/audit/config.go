@@ -144,6 +144,12 @@ func (s *BackendConfig) wrap(b audit.Backend, gv schema.GroupVersion) audit.Back
 	return b
 }
 
+// CheckPolicy returns an error if a file is not a valid audit policy.
+func CheckPolicy(file string) error {
+	_, err := policy.LoadPolicyFromFile(file)
+	return err
+}
+
 // New returns an Auditor, or nil if cfg disables auditing. It returns an error for invalid
 // settings, an invalid policy, or a log file that cannot be opened. The caller must call Run.
 func New(cfg Config) (a *Auditor, err error) {

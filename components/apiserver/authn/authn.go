@@ -135,7 +135,7 @@ func New(cfg Config) (*Authenticator, error) {
 	// Authenticators that verify signatures or call other servers are tried after those that look
 	// tokens up locally.
 	if cfg.ConfigFile != "" && cfg.OIDC != nil {
-		return nil, errors.New("authentication-config file and oidc-* flags are mutually exclusive")
+		return nil, errIssuersTwice
 	}
 	if cfg.ConfigFile != "" || cfg.OIDC != nil {
 		if a.issuers, err = newIssuers(cfg.ConfigFile, cfg.OIDC, cfg.Issuers, cfg.Log); err != nil {

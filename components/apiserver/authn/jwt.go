@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"reflect"
 	"slices"
@@ -114,6 +115,8 @@ type issuers struct {
 	disallowed []string
 	compiler   authenticationcel.Compiler
 	log        *slog.Logger
+	// offline is true if the issuers are only validated, and never contacted.
+	offline bool
 
 	// ctx is canceled when Run returns. It limits the lifetime of the library's authenticators.
 	ctx     context.Context //nolint:containedctx // it belongs to the authenticators in current
@@ -135,6 +138,42 @@ type generation struct {
 // the flags. disallowed are the issuer names that are reserved for this server's tokens.
 func newIssuers(file string, flags *OIDC, disallowed []string, log *slog.Logger) (*issuers, error) {
 	i := &issuers{file: file, disallowed: disallowed, log: log, compiler: authenticationcel.NewDefaultCompiler()}
+	if err := i.create(flags); err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+// ValidateIssuers reports what New would report about the external token issuers of cfg, but does not contact them.
+func ValidateIssuers(cfg Config) error {
+	if cfg.ConfigFile != "" && cfg.OIDC != nil {
+		return errIssuersTwice
+	}
+	if cfg.ConfigFile == "" && cfg.OIDC == nil {
+		return nil
+	}
+	i := &issuers{file: cfg.ConfigFile, disallowed: cfg.Issuers, log: cfg.Log, compiler: authenticationcel.NewDefaultCompiler(), offline: true}
+	err := i.create(cfg.OIDC)
+	if err == nil {
+		i.cancel()
+	}
+	return err
+}
+
+// errIssuersTwice is the error about token issuers that are configured by a file and by flags.
+var errIssuersTwice = errors.New("authentication-config file and oidc-* flags are mutually exclusive")
+
+// noKeys is the key set of an issuer that is not contacted. It accepts no signature.
+type noKeys struct{}
+
+// VerifySignature implements the interface KeySet of go-oidc.
+func (noKeys) VerifySignature(context.Context, string) ([]byte, error) {
+	return nil, errors.New("the issuer has no keys")
+}
+
+// create creates the first authenticators from the configuration file or, if there is none, the flags.
+func (i *issuers) create(flags *OIDC) error {
+	file := i.file
 	var cfg *apiserver.AuthenticationConfiguration
 	var err error
 	if file != "" {
@@ -149,16 +188,16 @@ func newIssuers(file string, flags *OIDC, disallowed []string, log *slog.Logger)
 		cfg, err = flags.configuration()
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	i.ctx, i.cancel = context.WithCancel(context.Background())
 	g, err := i.build(cfg)
 	if err != nil {
 		i.cancel()
-		return nil, err
+		return err
 	}
 	i.current.Store(g)
-	return i, nil
+	return nil
 }
 
 // build creates the authenticators of cfg. They fetch their keys in the background, so an issuer
@@ -175,6 +214,13 @@ func (i *issuers) build(cfg *apiserver.AuthenticationConfiguration) (*generation
 		}
 		if ca := jwt.Issuer.CertificateAuthority; ca != "" {
 			opts.CAContentProvider = caContent(ca)
+		}
+		if i.offline {
+			opts.KeySet = noKeys{}
+			if opts.CAContentProvider == nil {
+				opts.Client = http.DefaultClient // unused; without it, the library logs that it uses the CAs of the host
+			}
+			opts.JWTAuthenticator.Issuer.DiscoveryURL = "" // the library accepts only one of them
 		}
 		t, err := oidc.New(ctx, opts)
 		if err != nil {

@@ -71,6 +71,24 @@ func defaultName(mode string) string {
 	return string(bytes.ToLower([]byte(mode)))
 }
 
+// ValidateFiles reports errors in the file of --authorization-config and that of --authorization-policy-file. Either may be empty.
+func ValidateFiles(config, policy string) error {
+	if config != "" {
+		data, err := os.ReadFile(config)
+		if err != nil {
+			return fmt.Errorf("reading authorization configuration: %w", err)
+		}
+		if _, err := parseConfiguration(data, authorizationcel.NewDefaultCompiler()); err != nil {
+			return err
+		}
+	}
+	if policy != "" {
+		_, err := loadABAC(policy)
+		return err
+	}
+	return nil
+}
+
 // parseConfiguration decodes and validates an AuthorizationConfiguration of any API version.
 // compiler compiles the match conditions of webhooks.
 //

@@ -80,18 +80,28 @@ type options struct {
 
 // NewCommand returns the command kube-apiserver, which runs an API server with an external etcd.
 func NewCommand() *cobra.Command {
-	o := &options{nodePorts: utilnet.PortRange{Base: 30000, Size: 2768}}
+	o := newOptions()
 	cmd := &cobra.Command{
 		Use:   "kube-apiserver",
 		Short: "The Kubernetes API server validates and configures data for the API objects",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), zpages.FlagsOf(cmd.Flags())) },
 	}
-	o.flags(cmd.Flags())
-	o.limits.flags(cmd.Flags())
-	o.audit.Flags(cmd.Flags())
-	o.more.flags(cmd.Flags())
+	o.register(cmd.Flags())
 	return cmd
+}
+
+// newOptions returns options whose flags are not registered.
+func newOptions() *options {
+	return &options{nodePorts: utilnet.PortRange{Base: 30000, Size: 2768}}
+}
+
+// register adds all flags to f.
+func (o *options) register(f *pflag.FlagSet) {
+	o.flags(f)
+	o.limits.flags(f)
+	o.audit.Flags(f)
+	o.more.flags(f)
 }
 
 // flags adds the flags whose values are fields of options to f.
@@ -181,9 +191,8 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	return server.Run(ctx)
 }
 
-// config converts the flags to a Config, and reads the files of keys and encryption that they name.
-// It does not set Etcd and Listener. The encryption providers stop when ctx is canceled.
-func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) {
+// settings returns the part of the configuration for which no file must be read.
+func (o *options) settings() (Config, error) {
 	cfg := Config{
 		EtcdPrefix: o.etcdPrefix, EventTTL: o.eventTTL, Shared: true,
 		CertFile: o.certFile, KeyFile: o.keyFile,
@@ -200,7 +209,7 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 			ClientCertFile: o.kubeletCert, ClientKeyFile: o.kubeletKey, CAFile: o.kubeletCA, AddressTypes: o.kubeletAddressTypes,
 		},
 		Profiling: o.profiling,
-		Log:       log,
+		External:  o.external,
 	}
 	var err error
 	if cfg.Security, err = o.security.config(); err != nil {
@@ -213,9 +222,17 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 	if err := o.limits.apply(&cfg); err != nil {
 		return cfg, err
 	}
-	if err := o.more.apply(&cfg); err != nil {
+	return cfg, o.more.apply(&cfg)
+}
+
+// config converts the flags to a Config, and reads the files of keys and encryption that they name.
+// It does not set Etcd and Listener. The encryption providers stop when ctx is canceled.
+func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) {
+	cfg, err := o.settings()
+	if err != nil {
 		return cfg, err
 	}
+	cfg.Log = log
 	if o.signingKey == "" {
 		return cfg, errors.New("--service-account-signing-key-file is required")
 	}
@@ -229,18 +246,8 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 	if cfg.Keys, err = tokens.LoadKeySet(keys...); err != nil {
 		return cfg, err
 	}
-	if o.encryptionReload && o.encryptionConfig == "" {
-		return cfg, errors.New("--encryption-provider-config-automatic-reload must be set with --encryption-provider-config")
-	}
-	if o.encryptionConfig != "" {
-		id, err := serverID()
-		if err != nil {
-			return cfg, err
-		}
-		cfg.Encryption, err = encryption.Load(ctx, encryption.Config{Path: o.encryptionConfig, Reload: o.encryptionReload, ServerID: id, Log: log})
-		if err != nil {
-			return cfg, err
-		}
+	if cfg.Encryption, err = o.loadEncryption(ctx, log); err != nil {
+		return cfg, err
 	}
 	for text := range strings.SplitSeq(o.serviceCIDRs, ",") {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
@@ -253,8 +260,27 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 	if err != nil {
 		return cfg, err
 	}
-	cfg.Advertise, cfg.External = netip.AddrPortFrom(address, uint16(o.port)), o.external
+	cfg.Advertise = netip.AddrPortFrom(address, uint16(o.port))
 	return cfg, nil
+}
+
+// errReloadWithoutFile is the error about reloading a file that is not configured.
+var errReloadWithoutFile = errors.New("--encryption-provider-config-automatic-reload must be set with --encryption-provider-config")
+
+// loadEncryption loads the configuration of encryption at rest. It returns nil if there is none. The
+// providers stop when ctx is canceled.
+func (o *options) loadEncryption(ctx context.Context, log *slog.Logger) (*encryption.Transformers, error) {
+	if o.encryptionReload && o.encryptionConfig == "" {
+		return nil, errReloadWithoutFile
+	}
+	if o.encryptionConfig == "" {
+		return nil, nil
+	}
+	id, err := serverID()
+	if err != nil {
+		return nil, err
+	}
+	return encryption.Load(ctx, encryption.Config{Path: o.encryptionConfig, Reload: o.encryptionReload, ServerID: id, Log: log})
 }
 
 // address returns the IP address that this server advertises: that of --advertise-address, or else

@@ -78,10 +78,14 @@ func (o *Flags) registerNode(f *pflag.FlagSet) {
 	ips := f.StringSlice("node-ip", nil, "IP address of the node, or two addresses of different families. 0.0.0.0 and :: stand for the machine's address of the family.")
 	o.overrideOrFail(func(c *Config) error {
 		var errs []error
+		var parsed []netip.Addr
 		for _, s := range *ips {
 			ip, err := netip.ParseAddr(s)
 			errs = append(errs, err)
-			c.Node.IPs = append(c.Node.IPs, ip)
+			parsed = append(parsed, ip)
+		}
+		if len(parsed) > 0 {
+			c.Node.IPs = parsed
 		}
 		return errors.Join(errs...)
 	})
@@ -191,7 +195,7 @@ func (o *Flags) Config(isSet func(flag string) bool) (Config, error) {
 	if o.root != "" {
 		cfg.Layout = layout.Under(o.root)
 	}
-	values, err := o.fields.values(isSet)
+	values, err := o.Fields(isSet)
 	if err != nil {
 		return cfg, err
 	}
@@ -204,10 +208,7 @@ func (o *Flags) Config(isSet func(flag string) bool) (Config, error) {
 			return cfg, err
 		}
 	}
-	var errs []error
-	for _, apply := range o.overrides {
-		errs = append(errs, apply(&cfg, isSet))
-	}
+	errs := []error{o.Override(&cfg, isSet)}
 	cfg.NodeName = o.hostname
 	if cfg.NodeName == "" {
 		name, err := os.Hostname()
@@ -215,4 +216,19 @@ func (o *Flags) Config(isSet func(flag string) bool) (Config, error) {
 		cfg.NodeName = strings.ToLower(strings.TrimSpace(name))
 	}
 	return cfg, errors.Join(errs...)
+}
+
+// Fields returns the values of the flags that set a field of KubeletConfiguration, by the paths of the fields, for Load. isSet
+// reports whether a flag is set.
+func (o *Flags) Fields(isSet func(flag string) bool) (map[string]any, error) {
+	return o.fields.values(isSet)
+}
+
+// Override applies the other flags that are set to c. Configuration files must be applied before.
+func (o *Flags) Override(c *Config, isSet func(flag string) bool) error {
+	var errs []error
+	for _, apply := range o.overrides {
+		errs = append(errs, apply(c, isSet))
+	}
+	return errors.Join(errs...)
 }

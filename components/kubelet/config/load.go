@@ -21,7 +21,33 @@ import (
 //
 // https://kubernetes.io/docs/tasks/administer-cluster/kubelet-config-file/
 func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletConfiguration, error) {
-	if path == "" && dir == "" && len(over) == 0 {
+	return Load(nil, path, dir, over)
+}
+
+// Load is LoadFiles with a KubeletConfiguration in YAML or JSON into which the files are merged. It may be
+// empty.
+func Load(base []byte, path, dir string, over map[string]any) (*kubeletv1beta1.KubeletConfiguration, error) {
+	all, err := MergeFiles(base, path, dir)
+	if err != nil || all == nil && len(over) == 0 {
+		return nil, err
+	}
+	if all == nil {
+		all = map[string]any{}
+	}
+	all["kind"], all["apiVersion"] = "KubeletConfiguration", kubeletv1beta1.SchemeGroupVersion.String()
+	for path, value := range over {
+		setField(all, strings.Split(path, "."), value)
+	}
+	raw, err := json.Marshal(all)
+	if err != nil {
+		return nil, fmt.Errorf("merging kubelet configuration: %w", err)
+	}
+	return decodeFile(raw)
+}
+
+// MergeFiles returns the fields that base and the files of Load set. It returns nil if all are empty.
+func MergeFiles(base []byte, path, dir string) (map[string]any, error) {
+	if len(base) == 0 && path == "" && dir == "" {
 		return nil, nil
 	}
 	var paths []string
@@ -36,29 +62,34 @@ func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletCo
 		paths = append(paths, more...)
 	}
 	all := map[string]any{}
+	if len(base) > 0 {
+		if err := mergeFile(all, base); err != nil {
+			return nil, err
+		}
+	}
 	for _, p := range paths {
 		raw, err := os.ReadFile(p)
 		if err != nil {
 			return nil, fmt.Errorf("reading kubelet configuration: %w", err)
 		}
-		if _, err := decodeFile(raw); err != nil {
+		if err := mergeFile(all, raw); err != nil {
 			return nil, fmt.Errorf("%s: %w", p, err)
 		}
-		var part map[string]any
-		if err := yaml.Unmarshal(raw, &part); err != nil {
-			return nil, fmt.Errorf("%s: %w", p, err)
-		}
-		merge(all, part)
 	}
-	all["kind"], all["apiVersion"] = "KubeletConfiguration", kubeletv1beta1.SchemeGroupVersion.String()
-	for path, value := range over {
-		setField(all, strings.Split(path, "."), value)
+	return all, nil
+}
+
+// mergeFile validates the KubeletConfiguration in raw and merges it to all.
+func mergeFile(all map[string]any, raw []byte) error {
+	if _, err := decodeFile(raw); err != nil {
+		return err
 	}
-	raw, err := json.Marshal(all)
-	if err != nil {
-		return nil, fmt.Errorf("merging kubelet configuration: %w", err)
+	var part map[string]any
+	if err := yaml.Unmarshal(raw, &part); err != nil {
+		return err
 	}
-	return decodeFile(raw)
+	merge(all, part)
+	return nil
 }
 
 // setField sets the field at a path of nested maps, and creates missing maps.
