@@ -15,6 +15,7 @@ import (
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/joindiscovery"
+	"hyperkube/components/cluster/kubeadmapi"
 	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
@@ -64,13 +65,13 @@ const exampleToken = "abcdef.0123456789abcdef"
 
 func initDefaults() []any {
 	initConfig := initConfiguration{
-		TypeMeta:        metav1.TypeMeta{Kind: "InitConfiguration", APIVersion: kubeadmVersion},
+		TypeMeta:        metav1.TypeMeta{Kind: "InitConfiguration", APIVersion: kubeadmapi.Version},
 		BootstrapTokens: []bootstrapToken{{Token: exampleToken, TTL: &metav1.Duration{Duration: joindiscovery.DefaultTTL}}},
 	}
 	initConfig.LocalAPIEndpoint.AdvertiseAddress, initConfig.LocalAPIEndpoint.BindPort = "1.2.3.4", layout.PortAPIServer
 	initConfig.NodeRegistration.Name = "node"
 	cluster := clusterConfiguration{
-		TypeMeta:    metav1.TypeMeta{Kind: "ClusterConfiguration", APIVersion: kubeadmVersion},
+		TypeMeta:    metav1.TypeMeta{Kind: "ClusterConfiguration", APIVersion: kubeadmapi.Version},
 		ClusterName: "kubernetes", KubernetesVersion: version.Get().GitVersion,
 	}
 	cluster.Networking.ServiceSubnet, cluster.Networking.PodSubnet, cluster.Networking.DNSDomain = "10.96.0.0/16", "10.244.0.0/16", "cluster.local"
@@ -78,7 +79,7 @@ func initDefaults() []any {
 }
 
 func joinDefaults() []any {
-	join := joinConfiguration{TypeMeta: metav1.TypeMeta{Kind: "JoinConfiguration", APIVersion: kubeadmVersion}}
+	join := joinConfiguration{TypeMeta: metav1.TypeMeta{Kind: "JoinConfiguration", APIVersion: kubeadmapi.Version}}
 	join.Discovery.BootstrapToken = &tokenDiscovery{Token: exampleToken, APIServerEndpoint: "kube-apiserver:6443", UnsafeSkipCAVerification: true}
 	join.Discovery.TLSBootstrapToken = exampleToken
 	join.NodeRegistration.Name = "node"
@@ -141,7 +142,7 @@ func kubeadmKinds(data []byte) (map[string]bool, error) {
 		return nil
 	})
 	if err == nil && len(kinds) == 0 {
-		err = fmt.Errorf("no document of %s found", kubeadmVersion)
+		err = fmt.Errorf("no document of %s found", kubeadmapi.Version)
 	}
 	return kinds, err
 }

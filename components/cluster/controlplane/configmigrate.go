@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/kubeadmapi"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/atomicfile"
 )
@@ -107,14 +108,14 @@ func migrateDocument(fields map[string]any) (made any, notes []string, err error
 		return nil, []string{fmt.Sprintf("%s of %s is left out: not supported", kind, apiVersion)}, nil
 	}
 	switch apiVersion {
-	case kubeadmVersion:
+	case kubeadmapi.Version:
 	case oldVersion:
 		if err := convertV1beta3(fields); err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", kind, err)
 		}
-		fields["apiVersion"] = kubeadmVersion
+		fields["apiVersion"] = kubeadmapi.Version
 	default:
-		return nil, nil, fmt.Errorf("%s of %s is not supported: expected %s or %s", kind, apiVersion, kubeadmVersion, oldVersion)
+		return nil, nil, fmt.Errorf("%s of %s is not supported: expected %s or %s", kind, apiVersion, kubeadmapi.Version, oldVersion)
 	}
 	skip := func(format string, args ...any) {
 		notes = append(notes, kind+": "+fmt.Sprintf(format, args...))
@@ -152,7 +153,7 @@ func migrateDocument(fields map[string]any) (made any, notes []string, err error
 			skip("all bootstrapTokens except the first are left out: create them with `hyperkube token create`")
 		}
 	case *clusterConfiguration:
-		if checkVersion(c.KubernetesVersion) != nil {
+		if kubeadmapi.CheckVersion(c.KubernetesVersion) != nil {
 			skip("kubernetesVersion is changed from %s to %s, the version of this program", c.KubernetesVersion, version.Get().GitVersion)
 			c.KubernetesVersion = version.Get().GitVersion
 		}

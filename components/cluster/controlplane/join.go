@@ -23,6 +23,7 @@ import (
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/joindiscovery"
+	"hyperkube/components/cluster/kubeadmapi"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/progress"
@@ -354,7 +355,7 @@ func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *joindiscove
 	n.BootstrapTimeout = o.timeouts.Bootstrap
 	n.StaticPods = l.StaticPods()
 	n.DNS, n.Domain = kubelet.ClusterDNS, kubelet.ClusterDomain
-	n.ClusterCIDRs = splitList(cluster.Networking.PodSubnet)
+	n.ClusterCIDRs = kubeadmapi.SplitList(cluster.Networking.PodSubnet)
 	addresses, err := n.Addresses()
 	if err != nil {
 		return command.ConfigError(err)

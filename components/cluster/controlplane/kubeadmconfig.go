@@ -12,13 +12,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	apiversion "k8s.io/apimachinery/pkg/util/version"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/joindiscovery"
+	"hyperkube/components/cluster/kubeadmapi"
 	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
@@ -65,43 +65,8 @@ type (
 		IgnorePreflightErrors []string `json:"ignorePreflightErrors,omitempty"`
 	}
 
-	argument struct {
-		Name  string `json:"name"`
-		Value string `json:"value"`
-	}
-
-	clusterConfiguration struct {
-		metav1.TypeMeta      `json:",inline"`
-		ClusterName          string `json:"clusterName,omitempty"`
-		KubernetesVersion    string `json:"kubernetesVersion,omitempty"`
-		ControlPlaneEndpoint string `json:"controlPlaneEndpoint,omitempty"`
-		Networking           struct {
-			ServiceSubnet string `json:"serviceSubnet,omitempty"`
-			PodSubnet     string `json:"podSubnet,omitempty"`
-			DNSDomain     string `json:"dnsDomain,omitempty"`
-		} `json:"networking,omitempty"`
-		APIServer struct {
-			mountingComponent `json:",inline"`
-			CertSANs          []string `json:"certSANs,omitempty"`
-		} `json:"apiServer,omitempty"`
-		ControllerManager mountingComponent `json:"controllerManager,omitempty"`
-		Scheduler         mountingComponent `json:"scheduler,omitempty"`
-		Etcd              struct {
-			Local *component `json:"local,omitempty"`
-		} `json:"etcd,omitempty"`
-	}
-
-	component struct {
-		ExtraArgs []argument      `json:"extraArgs,omitempty"`
-		ExtraEnvs []corev1.EnvVar `json:"extraEnvs,omitempty"`
-	}
-
-	// mountingComponent is a component that can have extra volumes. This is every component except
-	// etcd.
-	mountingComponent struct {
-		component    `json:",inline"`
-		ExtraVolumes []manifests.Volume `json:"extraVolumes,omitempty"`
-	}
+	argument             = kubeadmapi.Argument
+	clusterConfiguration = kubeadmapi.ClusterConfiguration
 
 	joinConfiguration struct {
 		metav1.TypeMeta  `json:",inline"`
@@ -137,9 +102,6 @@ type fileDiscovery struct {
 	KubeConfigPath string `json:"kubeConfigPath,omitempty"`
 }
 
-// kubeadmVersion is the supported version of the kubeadm configuration API.
-const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
-
 // decodeKubeadm decodes each document of a file into the value for its kind. The error lists all
 // unknown and unsupported fields. Documents of other kinds are ignored.
 func decodeKubeadm(data []byte, into map[string]any) error {
@@ -163,26 +125,13 @@ func decodeKubeadm(data []byte, into map[string]any) error {
 	})
 }
 
-// unsupportedFields maps kubeadm's fields that are not supported to the reason.
-var unsupportedFields = map[string]string{
-	"imageRepository":                  "no images are pulled, because all components run from the built-in image",
-	"featureGates":                     "they are feature gates of kubeadm itself; set those of a component with feature-gates in its extraArgs",
-	"dns":                              "DNS is built in",
-	"proxy":                            "the service proxy is part of the node",
-	"certificatesDir":                  "certificates are always in the directory pki beside the kubeconfigs",
-	"encryptionAlgorithm":              "new keys are ECDSA P-256; existing keys of any algorithm are used",
-	"etcd.external":                    "each control plane node runs an etcd member",
-	"etcd.local.dataDir":               "etcd data is always below /var/lib/hyperkube",
-	"nodeRegistration.criSocket":       "the container runtime is built in",
-	"nodeRegistration.imagePullPolicy": "no images are pulled",
-	"nodeRegistration.imagePullSerial": "no images are pulled",
-}
-
 // withReason adds the reason to the error about an unknown field, if kubeadm has this field.
 func withReason(err error) error {
 	_, field, ok := strings.Cut(err.Error(), "unknown field ")
-	if name, wrong := strconv.Unquote(field); ok && wrong == nil && unsupportedFields[name] != "" {
-		return fmt.Errorf("%w: %s", err, unsupportedFields[name])
+	if name, wrong := strconv.Unquote(field); ok && wrong == nil {
+		if reason := kubeadmapi.UnsupportedReason(name); reason != "" {
+			return fmt.Errorf("%w: %s", err, reason)
+		}
 	}
 	return err
 }
@@ -203,11 +152,11 @@ func eachKubeadm(data []byte, do func(meta metav1.TypeMeta, doc []byte) error) e
 			return fmt.Errorf("reading YAML: %w", err)
 		}
 		group, _, _ := strings.Cut(meta.APIVersion, "/")
-		if group != "kubeadm.k8s.io" {
+		if group != kubeadmapi.Group {
 			continue
 		}
-		if meta.APIVersion != kubeadmVersion {
-			return fmt.Errorf("%s of %s is not supported: expected %s", meta.Kind, meta.APIVersion, kubeadmVersion)
+		if meta.APIVersion != kubeadmapi.Version {
+			return fmt.Errorf("%s of %s is not supported: expected %s", meta.Kind, meta.APIVersion, kubeadmapi.Version)
 		}
 		if err := do(meta, doc); err != nil {
 			return err
@@ -250,23 +199,10 @@ func decodeInit(data []byte) (controlPlaneSettings, error) {
 	if s.Waits, err = in.Timeouts.values(); err != nil {
 		return s, err
 	}
-	if err := checkVersion(cluster.KubernetesVersion); err != nil {
+	if err := kubeadmapi.CheckVersion(cluster.KubernetesVersion); err != nil {
 		return s, fmt.Errorf("kubernetesVersion: %w", err)
 	}
 	return s, errors.Join(s.checkPods(), s.checkSkip())
-}
-
-// checkVersion refuses a Kubernetes version of another minor version than this program. Names that
-// are not versions are release channels, such as stable-1, and are accepted.
-func checkVersion(requested string) error {
-	own, parsed := apiversion.MustParseGeneric(version.Get().GitVersion), (*apiversion.Version)(nil)
-	if requested != "" {
-		parsed, _ = apiversion.ParseGeneric(requested)
-	}
-	if parsed != nil && (parsed.Major() != own.Major() || parsed.Minor() != own.Minor()) {
-		return fmt.Errorf("%s: this program is Kubernetes %s and supports no other minor version", requested, version.Get().GitVersion)
-	}
-	return nil
 }
 
 // checkPods validates the extra volumes and environment variables of static pods.
@@ -291,13 +227,13 @@ func (s *controlPlaneSettings) checkPods() error {
 func (s *controlPlaneSettings) applyCluster(cluster *clusterConfiguration) {
 	s.ClusterName = cluster.ClusterName
 	s.Endpoint, s.SANs, s.Domain = cluster.ControlPlaneEndpoint, cluster.APIServer.CertSANs, cluster.Networking.DNSDomain
-	s.PodCIDRs, s.ServiceCIDRs = splitList(cluster.Networking.PodSubnet), splitList(cluster.Networking.ServiceSubnet)
-	components := map[string]*mountingComponent{
-		"kube-apiserver": &cluster.APIServer.mountingComponent, "kube-controller-manager": &cluster.ControllerManager,
+	s.PodCIDRs, s.ServiceCIDRs = kubeadmapi.SplitList(cluster.Networking.PodSubnet), kubeadmapi.SplitList(cluster.Networking.ServiceSubnet)
+	components := map[string]*kubeadmapi.MountingComponent{
+		"kube-apiserver": &cluster.APIServer.MountingComponent, "kube-controller-manager": &cluster.ControllerManager,
 		"kube-scheduler": &cluster.Scheduler,
 	}
 	if cluster.Etcd.Local != nil {
-		components["etcd"] = &mountingComponent{component: *cluster.Etcd.Local}
+		components["etcd"] = &kubeadmapi.MountingComponent{Component: *cluster.Etcd.Local}
 	}
 	s.Extra = map[string][]manifests.Flag{}
 	for name, c := range components {
@@ -348,7 +284,7 @@ func (m *controlPlaneNode) taints() ([]corev1.Taint, error) {
 // clusterConfiguration returns the configuration that is stored in the cluster.
 func (m *controlPlaneNode) clusterConfiguration() clusterConfiguration {
 	c := clusterConfiguration{
-		TypeMeta:    metav1.TypeMeta{Kind: "ClusterConfiguration", APIVersion: kubeadmVersion},
+		TypeMeta:    metav1.TypeMeta{Kind: "ClusterConfiguration", APIVersion: kubeadmapi.Version},
 		ClusterName: m.settings.clusterName(), KubernetesVersion: version.Get().GitVersion,
 		ControlPlaneEndpoint: m.settings.Endpoint,
 	}
@@ -356,25 +292,17 @@ func (m *controlPlaneNode) clusterConfiguration() clusterConfiguration {
 	c.Networking.PodSubnet = strings.Join(m.identity.PodCIDRs, ",")
 	c.Networking.ServiceSubnet = strings.Join(m.identity.ServiceCIDRs, ",")
 	c.APIServer.CertSANs = m.settings.SANs
-	of := func(name string) mountingComponent {
-		c := mountingComponent{ExtraVolumes: m.settings.Volumes[name]}
+	of := func(name string) kubeadmapi.MountingComponent {
+		c := kubeadmapi.MountingComponent{ExtraVolumes: m.settings.Volumes[name]}
 		c.ExtraEnvs = m.settings.Envs[name]
 		for _, f := range m.settings.Extra[name] {
 			c.ExtraArgs = append(c.ExtraArgs, argument(f))
 		}
 		return c
 	}
-	c.APIServer.mountingComponent, c.ControllerManager, c.Scheduler = of("kube-apiserver"), of("kube-controller-manager"), of("kube-scheduler")
-	if etcd := of("etcd").component; len(etcd.ExtraArgs) > 0 || len(etcd.ExtraEnvs) > 0 {
+	c.APIServer.MountingComponent, c.ControllerManager, c.Scheduler = of("kube-apiserver"), of("kube-controller-manager"), of("kube-scheduler")
+	if etcd := of("etcd").Component; len(etcd.ExtraArgs) > 0 || len(etcd.ExtraEnvs) > 0 {
 		c.Etcd.Local = &etcd
 	}
 	return c
-}
-
-// splitList splits a comma-separated list. It returns nil for "".
-func splitList(text string) []string {
-	if text == "" {
-		return nil
-	}
-	return strings.Split(text, ",")
 }

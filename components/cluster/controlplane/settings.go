@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/cluster/clusterconfig"
+	"hyperkube/components/cluster/kubeadmapi"
 	"hyperkube/internal/host/atomicfile"
 	"hyperkube/internal/host/layout"
 	"hyperkube/manifests"
@@ -48,7 +49,7 @@ func (o *initOptions) settings(l layout.Node, changed func(string) bool) (contro
 		}
 	}
 	s.UploadCerts, s.HideKey, s.HideToken, s.With = g.UploadCerts, g.HideKey, g.HideToken, g.With
-	if err := checkVersion(o.version); err != nil {
+	if err := kubeadmapi.CheckVersion(o.version); err != nil {
 		return s, fmt.Errorf("--kubernetes-version: %w", err)
 	}
 	if s.Patches, err = absolutePath(s.Patches); err != nil {
