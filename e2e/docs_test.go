@@ -24,6 +24,7 @@ type codeBlock struct {
 	line     int
 	language string
 	notRun   string // the reason in a comment "<!-- not run: REASON -->" before the block, if there is one
+	file     string // the path in a comment "<!-- file: PATH -->" before the block, if there is one
 	lines    []string
 }
 
@@ -35,30 +36,33 @@ type command struct {
 }
 
 var (
-	fence  = regexp.MustCompile("^( *)```([a-z]*)$")
-	notRun = regexp.MustCompile(`^ *<!-- not run: (.+) -->$`)
+	fence   = regexp.MustCompile("^( *)```([a-z]*)$")
+	comment = regexp.MustCompile(`^ *<!-- (not run|file): (.+) -->$`)
 )
 
 // parsePage returns the code blocks of a page.
 func parsePage(text string) ([]codeBlock, error) {
 	var blocks []codeBlock
 	var open *codeBlock
-	indent, reason := "", ""
+	indent, reason, file := "", "", ""
 	for i, line := range strings.Split(text, "\n") {
 		m := fence.FindStringSubmatch(line)
 		switch {
 		case m != nil && open == nil:
-			open, indent = &codeBlock{line: i + 1, language: m[2], notRun: reason}, m[1]
+			open, indent = &codeBlock{line: i + 1, language: m[2], notRun: reason, file: file}, m[1]
 		case m != nil:
 			blocks = append(blocks, *open)
-			open, reason = nil, ""
+			open, reason, file = nil, "", ""
 		case open != nil:
 			open.lines = append(open.lines, strings.TrimPrefix(line, indent))
 		default:
-			if m := notRun.FindStringSubmatch(line); m != nil {
-				reason = m[1]
-			} else if line != "" {
-				reason = ""
+			switch m := comment.FindStringSubmatch(line); {
+			case m != nil && m[1] == "file":
+				file = m[2]
+			case m != nil:
+				reason = m[2]
+			case line != "":
+				reason, file = "", ""
 			}
 		}
 	}
@@ -110,11 +114,12 @@ func (c command) matches(output string) bool {
 }
 
 func TestParsePage(t *testing.T) {
-	blocks, err := parsePage("a\n<!-- not run: why -->\n```console\n$ x\n```\n\n  ```yaml\n  a: b\n  ```\n```console\n$ echo a\na  …\n…\n$ true\n```\n")
-	if err != nil || len(blocks) != 3 || blocks[0].notRun != "why" || blocks[1].lines[0] != "a: b" || blocks[2].notRun != "" {
+	blocks, err := parsePage("a\n<!-- not run: why -->\n```console\n$ x\n```\n\n  ```yaml\n  a: b\n  ```\n<!-- file: /x/y -->\n\n```yaml\nc: d\n```\n```console\n$ echo a\na  …\n…\n$ true\n```\n")
+	if err != nil || len(blocks) != 4 || blocks[0].notRun != "why" || blocks[1].lines[0] != "a: b" || blocks[1].file != "" ||
+		blocks[2].file != "/x/y" || blocks[3].notRun != "" || blocks[3].file != "" {
 		t.Fatalf("%+v, %v", blocks, err)
 	}
-	commands, err := blocks[2].commands()
+	commands, err := blocks[3].commands()
 	if err != nil || len(commands) != 2 {
 		t.Fatalf("%+v, %v", commands, err)
 	}
@@ -129,7 +134,8 @@ func TestParsePage(t *testing.T) {
 }
 
 // TestDocs runs the console blocks of the user pages in the order of docs/README.md, and compares
-// their output. A block that is not run has a comment with the reason before it.
+// their output. A block that is not run has a comment with the reason before it. A block of data with a comment that names a file is
+// written to that file, which is deleted after the page.
 func TestDocs(t *testing.T) {
 	if shared == nil {
 		t.Skip("no shared cluster")
@@ -184,6 +190,9 @@ func TestDocs(t *testing.T) {
 					if !slices.Contains([]string{"", "ini", "json", "yaml"}, b.language) {
 						t.Errorf("line %d: a block of %s is neither run nor data", b.line, b.language)
 					}
+					if b.file != "" {
+						writeBlock(t, b)
+					}
 					continue
 				}
 				if b.notRun == "" {
@@ -191,6 +200,22 @@ func TestDocs(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// writeBlock writes a block to the file that its comment names, until the page is complete.
+func writeBlock(t *testing.T, b codeBlock) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := os.RemoveAll(b.file); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.MkdirAll(filepath.Dir(b.file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(b.file, []byte(strings.Join(b.lines, "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 

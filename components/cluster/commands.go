@@ -39,7 +39,7 @@ func Commands() []Command {
 		{"join", "Join this machine to a cluster created with init", controlplane.NewJoin},
 		{"token", "Manage bootstrap tokens", controlplane.NewToken},
 		{"certs", "Check the expiration of certificates and renew them", controlplane.NewCerts},
-		{"config", "Print, validate and migrate configuration files of init and join", controlplane.NewConfig},
+		{"config", configShort, newConfig},
 		{"kubeconfig", "Generate kubeconfig files for additional users", controlplane.NewKubeconfig},
 		{"upgrade", "Upgrade a cluster created with init to the version of this binary", controlplane.NewUpgrade},
 		{"node", "Run only the node components: container runtime, kubelet and kube-proxy", node.NewCommand},

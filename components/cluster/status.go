@@ -23,6 +23,7 @@ import (
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/service"
 	"hyperkube/components/cluster/teardown"
+	"hyperkube/components/cluster/up"
 	"hyperkube/components/kubelet/pod/staticpod"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
@@ -43,6 +44,8 @@ type report struct {
 	Nodes      []string `json:"nodes,omitempty"`
 	Pods       int      `json:"pods"`
 	PodsReady  int      `json:"podsReady"`
+	// Config is a message about the configuration files, if they differ from the configuration of the running cluster.
+	Config string `json:"config,omitempty"`
 	// Problems are messages about what is wrong.
 	Problems []string `json:"problems,omitempty"`
 }
@@ -101,6 +104,9 @@ func status(ctx context.Context, l layout.Node) report {
 		}
 	}
 	r.checkProcesses(l)
+	if r.MainPID != 0 && !clusterconfig.HasJoined(l) {
+		r.checkConfig(l)
+	}
 	if clusterconfig.HasJoined(l) { // clusters of up have no static pods
 		r.checkManifests(l)
 	}
@@ -145,6 +151,16 @@ func (r *report) checkProcesses(l layout.Node) {
 		return err
 	}); err != nil {
 		r.addProblem("%v", err)
+	}
+}
+
+// checkConfig compares the configuration of the running cluster with the configuration files.
+func (r *report) checkConfig(l layout.Node) {
+	switch changed, err := up.HasConfigChanged(l); {
+	case err != nil:
+		r.Config = fmt.Sprintf("invalid, the next `hyperkube up` fails: %v", err)
+	case changed:
+		r.Config = "changed since the start; `hyperkube config diff` prints the changes, `hyperkube up` applies them"
 	}
 }
 
@@ -266,6 +282,9 @@ func (r report) print(w io.Writer) {
 	}
 	if r.MainPID != 0 {
 		line("pods", "%d of %d ready", r.PodsReady, r.Pods)
+	}
+	if r.Config != "" {
+		line("config", "%s", r.Config)
 	}
 	line("data", "%s", r.Data)
 	line("log", "%s", r.Log)

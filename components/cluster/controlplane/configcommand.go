@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,7 +12,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/cluster/clusterconfig"
-	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/joindiscovery"
 	"hyperkube/components/cluster/kubeadmapi"
 	kubeletconfig "hyperkube/components/kubelet/config"
@@ -21,10 +19,14 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// NewConfig returns the command `config`.
-func NewConfig() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Print, validate and migrate configuration files of init and join", Args: cobra.NoArgs}
-	printing := &cobra.Command{Use: "print", Short: "Print configuration", Args: cobra.NoArgs}
+// NewConfig returns the commands `config migrate` and `config images`.
+func NewConfig() []*cobra.Command {
+	return []*cobra.Command{newConfigMigrate(), newConfigImages()}
+}
+
+// NewConfigDefaults returns the commands `config print init-defaults` and `config print join-defaults`.
+func NewConfigDefaults() []*cobra.Command {
+	var out []*cobra.Command
 	for _, c := range []struct {
 		name, short string
 		documents   func() []any
@@ -32,32 +34,22 @@ func NewConfig() *cobra.Command {
 		{"init-defaults", "Print default init configuration, that can be used for 'hyperkube init'", initDefaults},
 		{"join-defaults", "Print default join configuration, that can be used for 'hyperkube join'", joinDefaults},
 	} {
-		printing.AddCommand(&cobra.Command{
+		out = append(out, &cobra.Command{
 			Use: c.name, Short: c.short, Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error { return printDocuments(cmd.OutOrStdout(), c.documents()) },
 		})
 	}
-	var file string
-	check := &cobra.Command{
-		Use: "validate", Short: "Read a configuration file of init or join and report errors", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if file == "" {
-				return command.ConfigError(errors.New("--config is required"))
-			}
-			data, err := os.ReadFile(file)
-			if err == nil {
-				err = validateConfig(data)
-			}
-			if err != nil {
-				return command.ConfigError(fmt.Errorf("--config %s: %w", file, err))
-			}
-			fmt.Fprintln(cmd.OutOrStdout(), "ok")
-			return nil
-		},
+	return out
+}
+
+// ValidateConfig reports what init and join would refuse in a file, as far as this can be checked without a cluster. It returns false if
+// the file has no document of kubeadm.
+func ValidateConfig(data []byte) (isKubeadm bool, err error) {
+	kinds, err := kubeadmKinds(data)
+	if len(kinds) == 0 && err != nil {
+		return false, nil
 	}
-	check.Flags().StringVar(&file, "config", "", "Path to a configuration file.")
-	cmd.AddCommand(printing, check, newConfigMigrate(), newConfigImages())
-	return cmd
+	return true, validateConfig(data)
 }
 
 // exampleToken is the placeholder token in printed default configurations.

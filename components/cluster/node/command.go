@@ -428,7 +428,7 @@ func (o *Options) config(l layout.Node) (Config, error) {
 		return cfg, err
 	}
 	cfg.CredentialProviders, cfg.NoSeccompDefault = o.CredentialProviders, o.NoSeccompDefault
-	if cfg.KubeletConfig, err = kubeletconfig.LoadFiles(o.Config, o.ConfigDir, nil); err != nil {
+	if cfg.Settings.Kubelet, err = kubeletconfig.LoadFiles(o.Config, o.ConfigDir, nil); err != nil {
 		return cfg, err
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {

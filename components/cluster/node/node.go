@@ -50,8 +50,8 @@ type Config struct {
 	ClusterDNS []string
 	// StaticPods is the directory of the manifests of static pods; may be empty.
 	StaticPods string
-	// KubeletConfig is a KubeletConfiguration, which takes precedence over the other fields; may be nil.
-	KubeletConfig *kubeletv1beta1.KubeletConfiguration
+	// Settings are settings of the kubelet and of kube-proxy that take precedence over the other fields.
+	Settings Settings
 	// NoSeccompDefault disables seccompDefault of KubeletConfiguration, which is on otherwise.
 	NoSeccompDefault bool
 	// CredentialProviders configures the credential providers for image pulls.
@@ -71,6 +71,15 @@ type Config struct {
 	NetworkMode network.Mode
 	Journal     *hostjournal.Journal
 	Log         *slog.Logger
+}
+
+// Settings are settings of the components. Each may be nil.
+type Settings struct {
+	Kubelet *kubeletv1beta1.KubeletConfiguration
+	// KubeletFlags are flags of the kubelet, which take precedence over Kubelet.
+	KubeletFlags *kubeletconfig.Overrides
+	// Proxy contains a KubeProxyConfiguration and flags of kube-proxy.
+	Proxy *proxy.Flags
 }
 
 // podPIDsLimit is the maximum number of processes and threads of a pod, unless podPidsLimit of
@@ -107,10 +116,13 @@ func New(cfg Config) (*Node, error) {
 		core := cfg.Kubelet.Informers.Core().V1()
 		deps.Informers.Pods, deps.Informers.Services, deps.Informers.Nodes = shared(core.Pods().Informer()), shared(core.Services().Informer()), shared(core.Nodes().Informer())
 	}
-	if cfg.KubeletConfig != nil {
-		if err := kc.Apply(cfg.KubeletConfig); err != nil {
+	if cfg.Settings.Kubelet != nil {
+		if err := kc.Apply(cfg.Settings.Kubelet); err != nil {
 			return nil, err
 		}
+	}
+	if err := cfg.Settings.KubeletFlags.Apply(&kc); err != nil {
+		return nil, err
 	}
 	if kc.Eviction.Settings.Hard == nil {
 		kc.Eviction.Settings.Hard = kubeletconfig.EvictionHardFullDisk()
@@ -128,6 +140,12 @@ func New(cfg Config) (*Node, error) {
 			return nil, fmt.Errorf("pod CIDR: %w", err)
 		}
 		pc.PodCIDRs = append(pc.PodCIDRs, prefix)
+	}
+	if cfg.Settings.Proxy != nil {
+		var err error
+		if pc, err = cfg.Settings.Proxy.Apply(pc); err != nil {
+			return nil, err
+		}
 	}
 	p, err := proxy.New(pc)
 	if err != nil {

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/compose"
@@ -32,33 +34,32 @@ func (c *clusterRun) newEtcd(ctx context.Context) (*etcd.Server, error) {
 	secure := func(p *pki.Pair) etcd.TLS {
 		return etcd.TLS{CertFile: p.CertFile, KeyFile: p.KeyFile, TrustedCAFile: c.pki.EtcdCA.CertFile, ClientCertAuth: true}
 	}
-	return etcd.New(etcd.Config{
+	cfg := etcd.Config{
 		DataDir: c.layout.Etcd(), Name: c.cluster.NodeName,
 		ListenClientURLs: url(layout.PortEtcdClient), ListenPeerURLs: url(layout.PortEtcdPeer),
 		ClientTLS: secure(c.pki.EtcdServer), PeerTLS: secure(c.pki.EtcdPeer),
 		Log: c.log.With("component", "etcd"),
 		// It returns only if the process must exit.
 		DiskFull: func(err error) { _ = c.resumer.resume(ctx, err) },
-	})
+	}
+	if flags := c.settings.Components.Etcd; flags != nil {
+		var err error
+		if cfg, err = flags.Apply(cfg); err != nil {
+			return nil, command.ConfigError(err)
+		}
+	}
+	return etcd.New(cfg)
 }
 
 // newAPIServer returns the API server. usage serves the metrics API.
 func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *metricsAPI) (*compose.Server, error) {
-	secrets, err := encryption.Load(context.WithoutCancel(ctx), encryption.Config{Path: encryptionFile(c.layout)})
-	if err != nil {
-		return nil, err
-	}
 	keys, err := tokens.LoadKeySet(c.pki.ServiceAccountPubFile)
 	if err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", layout.PortAPIServer))
-	if err != nil {
-		return nil, fmt.Errorf("listening for API requests: %w", err)
-	}
 	cfg := compose.Config{
-		Etcd: db.Client(), Encryption: secrets,
-		Listener: listener, CertFile: c.pki.APIServer.CertFile, KeyFile: c.pki.APIServer.KeyFile,
+		Etcd:     db.Client(),
+		CertFile: c.pki.APIServer.CertFile, KeyFile: c.pki.APIServer.KeyFile,
 		ClientCAFile: c.pki.CA.CertFile, FrontProxyCAFile: c.pki.FrontProxyCA.CertFile,
 		FrontProxy:    authn.FrontProxy{AllowedNames: []string{"front-proxy-client"}},
 		ProxyCertFile: c.pki.FrontProxyClient.CertFile, ProxyKeyFile: c.pki.FrontProxyClient.KeyFile,
@@ -75,7 +76,6 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *m
 		},
 		Components: map[string]func(context.Context) (string, error){"scheduler": healthy, "controller-manager": healthy},
 		Profiling:  true,
-		Limits:     apiserver.Limits{Stored: db.MaxRequestBytes()},
 		Log:        c.log.With("component", "kube-apiserver"),
 	}
 	if cfg.Audit, err = c.auditConfig(); err != nil {
@@ -87,6 +87,27 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *m
 			return nil, command.ConfigError(fmt.Errorf("service CIDR: %w", err))
 		}
 		cfg.ServiceCIDRs = append(cfg.ServiceCIDRs, prefix.Masked())
+	}
+	log := c.log.With("component", "kube-apiserver")
+	if flags := c.settings.Components.APIServer; flags != nil {
+		if cfg, err = flags.Apply(cfg); err != nil {
+			return nil, command.ConfigError(err)
+		}
+		cfg.Limits.Stored = db.MaxRequestBytes()
+		if cfg.Encryption, err = flags.LoadEncryption(context.WithoutCancel(ctx), encryptionFile(c.layout), log); err != nil {
+			return nil, err
+		}
+		if cfg.Listener, err = flags.Listen(ctx); err != nil {
+			return nil, err
+		}
+		return compose.New(cfg)
+	}
+	cfg.Limits.Stored = db.MaxRequestBytes()
+	if cfg.Encryption, err = encryption.Load(context.WithoutCancel(ctx), encryption.Config{Path: encryptionFile(c.layout)}); err != nil {
+		return nil, err
+	}
+	if cfg.Listener, err = net.Listen("tcp", fmt.Sprintf(":%d", layout.PortAPIServer)); err != nil {
+		return nil, fmt.Errorf("listening for API requests: %w", err)
 	}
 	return compose.New(cfg)
 }
@@ -159,38 +180,50 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, usage *m
 	if err != nil {
 		return nil, err
 	}
-	p.controllers, err = controllers.New(controllers.Config{
+	controllersConfig := controllers.Config{
 		Clients: p.shared, Builder: b,
-		Controllers:       []string{"*", "load-balancer-controller"},
-		LoadBalancer:      loadbalancer.Config{Reserved: loadbalancer.ComponentPorts()},
+		Controllers: []string{"*", "load-balancer-controller"},
+		LoadBalancer: loadbalancer.Config{Reserved: append(loadbalancer.ComponentPorts(),
+			loadbalancer.Port{Protocol: corev1.ProtocolTCP, Number: int32(apiServerAddress(&c.settings).Port())})},
 		AllocateNodeCIDRs: true, ClusterCIDRs: podCIDRs, ServiceCIDRs: serviceCIDRs,
 		RootCA: c.pki.CA.CertPEM, SecretTokens: secretTokens,
 		Signing:       controllers.SignWith(c.pki.CA.Cert, c.pki.CA.Key),
 		NodeLifecycle: nodelifecycle.Config{GracePeriod: c.nodeMonitorGracePeriod},
 		Metadata:      controllers.SharedInformers(ctx, p.shared),
 		Log:           c.log.With("component", "kube-controller-manager"),
-	})
-	if err != nil {
+	}
+	if flags := c.settings.Components.Controllers; flags != nil {
+		if controllersConfig, err = flags.Apply(controllersConfig); err != nil {
+			return nil, command.ConfigError(err)
+		}
+	}
+	if p.controllers, err = controllers.New(controllersConfig); err != nil {
 		return nil, err
 	}
 	schedulerClients, err := b.clientsAs("kube-scheduler", "system:kube-scheduler")
 	if err != nil {
 		return nil, err
 	}
-	p.scheduler, err = scheduler.New(scheduler.Config{
+	schedulerConfig := scheduler.Config{
 		Clients: schedulerClients,
 		// Pods that are created before the node otherwise wait a second for a retry.
 		InitialBackoff: 20 * time.Millisecond,
 		Log:            c.log.With("component", "kube-scheduler"),
-	})
-	if err != nil {
+	}
+	if flags := c.settings.Components.Scheduler; flags != nil {
+		if schedulerConfig, err = flags.Apply(schedulerConfig); err != nil {
+			return nil, command.ConfigError(err)
+		}
+	}
+	if p.scheduler, err = scheduler.New(schedulerConfig); err != nil {
 		return nil, err
 	}
 	p.node = node.Config{
 		Layout: c.layout, Cluster: c.cluster, Addresses: c.addresses, SharedInformers: true,
 		NetworkMode: c.additional.Network,
 		ClusterDNS:  []string{c.cluster.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
-		KubeletConfig: c.kubeletConfig, NoSeccompDefault: c.noSeccompDefault, CredentialProviders: c.credentialProviders,
+		NoSeccompDefault: c.noSeccompDefault, CredentialProviders: c.credentialProviders,
+		Settings: node.Settings{Kubelet: c.kubeletConfig, KubeletFlags: c.settings.Components.Kubelet, Proxy: c.settings.Components.Proxy},
 	}
 	if p.node.Kubelet, err = b.clientsAs("kubelet", "system:node:"+c.cluster.NodeName, "system:nodes"); err != nil {
 		return nil, err

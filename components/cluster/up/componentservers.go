@@ -18,8 +18,14 @@ import (
 // and the scheduler on the ports that these use as separate processes. Health is public; metrics
 // need authorization by the API server.
 func (c *clusterRun) componentServers(p *parts) lifecycle.Func {
-	conf := func(port int) debugserver.Config { return c.componentServer(port, p.admin.Kube) }
-	confs := []debugserver.Config{p.controllers.Server(conf(layout.PortControllerManager)), p.scheduler.Server(conf(layout.PortScheduler))}
+	controllers, scheduler := c.componentServer(layout.PortControllerManager, p.admin.Kube), c.componentServer(layout.PortScheduler, p.admin.Kube)
+	var confs []debugserver.Config
+	if flags := c.settings.Components.Controllers; flags == nil || flags.ApplyServing(&controllers) {
+		confs = append(confs, p.controllers.Server(controllers))
+	}
+	if flags := c.settings.Components.Scheduler; flags == nil || flags.ApplyServing(&scheduler) {
+		confs = append(confs, p.scheduler.Server(scheduler))
+	}
 	return func(ctx context.Context) error {
 		serveComponents(ctx, c.log, confs...)
 		return nil

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"hyperkube/components/cluster/addons"
 	"hyperkube/components/cluster/clusterconfig"
@@ -131,6 +132,8 @@ type nodeManager struct {
 	steps   *progress.Steps
 	// noSeccompDefault is node.Options.NoSeccompDefault of the nodes.
 	noSeccompDefault bool
+	// apiServer is the address and port of the API server. The address is unspecified if it listens on all.
+	apiServer netip.AddrPort
 }
 
 // ensure starts missing additional nodes and removes surplus ones. It returns when all are ready.
@@ -269,12 +272,12 @@ func (f *nodeManager) start(ctx context.Context, machine *localnodes.Network, i 
 		return err
 	}
 	if pid != 0 {
-		// Replace a process of another build. Its pods keep running.
+		// Replace a process of another build, or with another address of the API server. Its pods keep running.
 		same, err := sameProgram(fmt.Sprintf("/proc/%d/exe", pid), "/proc/self/exe")
 		if err != nil && !errors.Is(err, process.ErrNotFound) {
 			return fmt.Errorf("node %q: %w", name, err)
 		}
-		if !same {
+		if !same || f.hasOtherServer(machine, i) {
 			if err := teardown.StopMain(ctx, io.Discard, l); err != nil {
 				return fmt.Errorf("node %q: %w", name, err)
 			}
@@ -301,6 +304,20 @@ func (f *nodeManager) start(ctx context.Context, machine *localnodes.Network, i 
 	}
 	f.steps.Done(began, "node %q is ready", name)
 	return nil
+}
+
+// server returns the URL of the API server for the additional nodes.
+func (f *nodeManager) server(machine *localnodes.Network) string {
+	if f.apiServer.Addr().IsUnspecified() {
+		return fmt.Sprintf("https://%s:%d", machine.Gateway(), f.apiServer.Port())
+	}
+	return "https://" + f.apiServer.String()
+}
+
+// hasOtherServer reports whether the i-th additional node was configured with another URL of the API server.
+func (f *nodeManager) hasOtherServer(machine *localnodes.Network, i int) bool {
+	rest, err := clientcmd.BuildConfigFromFlags("", filepath.Join(f.layout.Numbered(i).Data, "kubelet.conf"))
+	return err == nil && rest.Host != f.server(machine)
 }
 
 // configure writes the files that the process of the i-th additional node needs, and returns its
@@ -332,7 +349,7 @@ func (f *nodeManager) configure(machine *localnodes.Network, i int) ([]*pki.Pair
 		pairs = append(pairs, pair)
 		if err := kubeconfig.Write(client.file, kubeconfig.Config{
 			Name: kubeconfig.DefaultName, User: client.spec.CommonName, CA: f.ca.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM,
-			Server: fmt.Sprintf("https://%s:%d", machine.Gateway(), layout.PortAPIServer),
+			Server: f.server(machine),
 			// The certificate of the API server may not contain the address of the bridge yet.
 			ServerName: "kubernetes",
 		}); err != nil {
@@ -392,7 +409,7 @@ func (o *upOptions) updateNodes(ctx context.Context, l layout.Node, s *progress.
 		return err
 	}
 	defer t.Release()
-	f := nodeManager{layout: l, steps: s, noSeccompDefault: o.noSeccompDefault}
+	f := nodeManager{layout: l, steps: s, noSeccompDefault: o.noSeccompDefault, apiServer: apiServerAddress(&o.settings)}
 	var found bool
 	if f.cluster, found, err = clusterconfig.Load(l); err != nil || !found {
 		return errors.Join(err, errStarting)

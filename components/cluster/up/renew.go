@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"hyperkube/components/cluster/certrenewal"
@@ -24,6 +25,7 @@ import (
 // are invalid or expire soon.
 func (c *clusterRun) ensureCertificates() (*pki.Set, error) {
 	cfg := pki.Config{NodeName: c.cluster.NodeName, ClusterDomain: c.cluster.Domain}
+	cfg.ExtraNames = c.extraNames()
 	for _, a := range c.addresses {
 		cfg.NodeAddresses = append(cfg.NodeAddresses, a.AsSlice())
 	}
@@ -35,6 +37,15 @@ func (c *clusterRun) ensureCertificates() (*pki.Set, error) {
 		cfg.ServiceAddresses = append(cfg.ServiceAddresses, first.AsSlice())
 	}
 	return pki.Ensure(c.layout.PKI(), cfg)
+}
+
+// extraNames returns the names and addresses that the configuration adds to the certificate of the API server.
+func (c *clusterRun) extraNames() []string {
+	names := slices.Clone(c.settings.CertSANs)
+	if address := apiServerAddress(&c.settings).Addr(); !address.IsUnspecified() {
+		names = append(names, address.String())
+	}
+	return names
 }
 
 // ensureServingCertificate creates or renews the serving certificate of the kubelet and starts using it.

@@ -17,15 +17,16 @@ import (
 
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/teardown"
+	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
 	"hyperkube/internal/host/process"
 )
 
-// replaceEnv is the environment variable with the PID of the main process, of another build, that
+// replaceEnv is the environment variable with the PID of the main process that
 // the new background process replaces.
 const replaceEnv = "HYPERKUBE_REPLACE_PID"
 
-// predecessor is a running main process of another build of this program.
+// predecessor is a running main process of another build of this program, or with another configuration.
 type predecessor struct {
 	pid int
 	// args are its arguments after the command name.
@@ -33,6 +34,33 @@ type predecessor struct {
 	// foreground is true if the process runs in the foreground. Its service manager then waits for
 	// its exit and restarts it.
 	foreground bool
+	// changed are the kinds of documents whose content in its configuration is another one; empty if it is of another build.
+	changed []string
+}
+
+// reason returns the message about replacing the process.
+func (p predecessor) reason() string {
+	if len(p.changed) > 0 {
+		return fmt.Sprintf("replacing process %d because %s changed; pods keep running", p.pid, listWithVerb(p.changed))
+	}
+	return fmt.Sprintf("replacing process %d of another build with this build, %s", p.pid, version.Get().GitVersion)
+}
+
+// listWithVerb returns "A has", or "A, B and C have".
+func listWithVerb(names []string) string {
+	last := len(names) - 1
+	if last == 0 {
+		return names[0] + " has"
+	}
+	return strings.Join(names[:last], ", ") + " and " + names[last] + " have"
+}
+
+// restartHint returns the message about a process that is not replaced, because a service manager runs it.
+func (p predecessor) restartHint() string {
+	if len(p.changed) > 0 {
+		return listWithVerb(p.changed) + " changed; restart the service of the running process to apply it, or stop it"
+	}
+	return fmt.Sprintf("the running process is another build than this one, %s; restart its service, or stop it", version.Get().GitVersion)
 }
 
 // findPredecessor reports whether the process is an `up` of another build. It returns
@@ -42,6 +70,12 @@ func findPredecessor(pid int) (p predecessor, found bool, err error) {
 	if err != nil || same {
 		return p, false, err
 	}
+	return readPredecessor(pid)
+}
+
+// readPredecessor reads the command line of a process. It returns false if the process is no `up`, and process.ErrNotFound if it has
+// exited.
+func readPredecessor(pid int) (p predecessor, found bool, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
 		return p, false, notFoundOr(err)
@@ -143,7 +177,7 @@ func replacedPID() int {
 	return pid
 }
 
-// terminateReplaced terminates the main process of another build, if it still is the main process of the
+// terminateReplaced terminates the main process that this one replaces, if it still is the main process of the
 // cluster at l.
 func terminateReplaced(ctx context.Context, l layout.Node, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, teardown.StopTimeout)

@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/cluster/manifestdir"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/progress"
+	"hyperkube/components/cluster/upconfig"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/base/version"
@@ -58,6 +59,8 @@ type clusterRun struct {
 	noSeccompDefault bool
 	// auditLog is the file of the API server's audit log; empty disables auditing.
 	auditLog string
+	// settings are the content of the configuration files.
+	settings upconfig.Config
 
 	// addresses of the node, that of the primary IP family first.
 	addresses []netip.Addr
@@ -328,7 +331,7 @@ func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 func (c *clusterRun) newNodeManager(p *parts, desired additionalNodes) nodeManager {
 	return nodeManager{
 		layout: c.layout, cluster: c.cluster, desired: desired, ca: c.pki.CA,
-		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps, noSeccompDefault: c.noSeccompDefault,
+		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps, noSeccompDefault: c.noSeccompDefault, apiServer: apiServerAddress(&c.settings),
 	}
 }
 
@@ -398,7 +401,11 @@ func withGateways(machine []netip.Addr, pods []string) ([]netip.Addr, error) {
 
 // server returns the URL of the API server for users of this machine.
 func (c *clusterRun) server() string {
-	return fmt.Sprintf("https://127.0.0.1:%d", layout.PortAPIServer)
+	address := apiServerAddress(&c.settings)
+	if address.Addr().IsUnspecified() {
+		address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), address.Port())
+	}
+	return "https://" + address.String()
 }
 
 // writeKubeconfigs writes the kubeconfig of the administrator and merges it into that of the user.

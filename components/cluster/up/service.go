@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,7 +19,6 @@ import (
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/service"
 	"hyperkube/components/cluster/teardown"
-	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/credentials/kubeconfig"
 	"hyperkube/internal/host/layout"
@@ -57,13 +55,16 @@ func (o *upOptions) manageService(cmd *cobra.Command, l layout.Node) (done bool,
 func (o *upOptions) startService(cmd *cobra.Command, l layout.Node, asked bool) (done bool, err error) {
 	ctx, out := cmd.Context(), cmd.OutOrStdout()
 	// Report errors here and not in the journal.
-	if _, err := kubeletconfig.LoadFiles(o.config, o.configDir, nil); err != nil {
+	if _, err := o.settings.KubeletConfiguration(o.kubeletConfig, o.kubeletConfigDir); err != nil {
 		return false, command.ConfigError(err)
 	}
 	if err := preflight.CheckDisk(l); err != nil {
 		return false, command.PreflightError(err)
 	}
 	changed := false
+	if _, err := makePathsAbsolute(cmd.Flags()); err != nil { // the unit has another working directory
+		return false, command.ConfigError(err)
+	}
 	if args, set := unitArguments(cmd.Flags()); asked || set {
 		self, err := os.Executable()
 		if err != nil {
@@ -75,8 +76,13 @@ func (o *upOptions) startService(cmd *cobra.Command, l layout.Node, asked bool) 
 		}
 	}
 	running, err := o.stopOther(ctx, out, l)
-	if err != nil || running && !changed {
+	if err != nil {
 		return false, err
+	}
+	if running && !changed {
+		if kinds, err := o.changedKinds(cmd.Flags(), l); err != nil || len(kinds) == 0 {
+			return false, err
+		}
 	}
 	if err := service.Cluster.Start(ctx, progress.DefaultTimeout, progress.New(progress.Print(out))); err != nil {
 		return false, err
@@ -109,7 +115,7 @@ func (o *upOptions) stopOther(ctx context.Context, out io.Writer, l layout.Node)
 }
 
 // unitArguments returns the arguments of `up` in the unit for the flags that the user set, and whether there are
-// any. Paths are absolute, because the unit has another working directory.
+// any.
 func unitArguments(flags *pflag.FlagSet) (args []string, set bool) {
 	flags.Visit(func(f *pflag.Flag) {
 		switch f.Name {
@@ -119,12 +125,6 @@ func unitArguments(flags *pflag.FlagSet) (args []string, set bool) {
 		value := f.Value.String()
 		if list, ok := f.Value.(pflag.SliceValue); ok {
 			value = strings.Join(list.GetSlice(), ",")
-		}
-		switch f.Name {
-		case "kubelet-config", "kubelet-config-dir", "image-credential-provider-config", "image-credential-provider-bin-dir":
-			if abs, err := filepath.Abs(value); err == nil && value != "" {
-				value = abs
-			}
 		}
 		args = append(args, service.QuoteArgument("--"+f.Name+"="+value))
 	})

@@ -25,7 +25,7 @@ import (
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
-	kubeletconfig "hyperkube/components/kubelet/config"
+	"hyperkube/components/cluster/upconfig"
 	"hyperkube/components/network"
 	"hyperkube/internal/base/logging"
 	"hyperkube/internal/base/version"
@@ -35,6 +35,8 @@ import (
 )
 
 // upOptions are the flags of `up`.
+//
+// Size: one field for each flag.
 type upOptions struct {
 	root       string
 	foreground bool
@@ -46,11 +48,13 @@ type upOptions struct {
 	domain       string
 	noKubeconfig bool
 	verbose      bool
-	// config and configDir are the paths of the KubeletConfiguration and its drop-in files.
-	config, configDir   string
-	credentialProviders node.CredentialProviders
-	noSeccompDefault    bool
-	auditLog            string
+	// file is the path of the configuration file; empty means the default file, if it exists.
+	file string
+	// kubeletConfig and kubeletConfigDir are the paths of the KubeletConfiguration and its drop-in files.
+	kubeletConfig, kubeletConfigDir string
+	credentialProviders             node.CredentialProviders
+	noSeccompDefault                bool
+	auditLog                        string
 	// nodes is the total number of nodes; 0 keeps the current number.
 	nodes int
 	// addons are add-ons to enable.
@@ -63,6 +67,8 @@ type upOptions struct {
 	nodeMonitorGracePeriod time.Duration
 	// bindAddress is the address of the servers of the controller manager and the scheduler.
 	bindAddress netip.Addr
+	// settings are the content of the configuration file. Its keys have been applied to the fields above.
+	settings upconfig.Config
 }
 
 // New returns the command `up`.
@@ -82,6 +88,7 @@ func newCommand(o *upOptions) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	command.RootFlag(cmd.Flags(), &o.root)
+	flags.StringVar(&o.file, "config", "", "Path to a configuration file, whose drop-in files are *.yaml in the directory of the same name with the suffix .d. Flags take precedence. Defaults to /etc/hyperkube/config.yaml, which may be missing.")
 	flags.BoolVar(&o.foreground, "foreground", false, "Run in the foreground, for service managers. Notifies systemd when the cluster is ready.")
 	flags.BoolVar(&o.service, "service", false, "Run the cluster as a systemd unit that starts at boot. A unit stays until --service=false, which removes it.")
 	flags.StringVar(&o.nodeName, "node-name", "", "Name of the node. Only used at the first start. Defaults to the hostname.")
@@ -92,8 +99,8 @@ func newCommand(o *upOptions) *cobra.Command {
 	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Do not add the cluster to the user's kubeconfig file.")
 	flags.IntVar(&o.nodes, "nodes", 0, "Total number of nodes. Additional nodes run in network namespaces on this machine. 0 keeps the current number, which is 1 at the first start.")
 	flags.StringVar(&o.podNetwork, "pod-network", "", "How pod traffic between nodes is sent: auto (routes within a subnet, otherwise VXLAN), vxlan or direct. A change takes effect when a node is restarted.")
-	flags.StringVar(&o.config, "kubelet-config", "", "Path to a KubeletConfiguration file.")
-	flags.StringVar(&o.configDir, "kubelet-config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
+	flags.StringVar(&o.kubeletConfig, "kubelet-config", "", "Path to a KubeletConfiguration file.")
+	flags.StringVar(&o.kubeletConfigDir, "kubelet-config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
 	o.credentialProviders.Register(flags)
 	node.RegisterSeccompDefault(flags, &o.noSeccompDefault)
 	flags.StringVar(&o.auditLog, "audit-log-path", "", "If set, the metadata of requests to the API server is logged to this file, which is rotated. The policy is audit-policy.yaml in the data directory.")
@@ -117,25 +124,27 @@ func normalizeFlagName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 }
 
 func (o *upOptions) run(cmd *cobra.Command) error {
-	if o.auditLog != "" && !filepath.IsAbs(o.auditLog) { // the cluster runs in another working directory
-		return command.ConfigError(fmt.Errorf("--audit-log-path: %q is not an absolute path", o.auditLog))
-	}
-	if o.manifests != "" && !filepath.IsAbs(o.manifests) {
-		return command.ConfigError(fmt.Errorf("--manifests: %q is not an absolute path", o.manifests))
-	}
 	if err := command.RequireRoot(); err != nil {
 		return err
 	}
 	l := command.Layout(o.root)
+	extra, settingsErr := o.loadSettings(cmd.Flags(), l)
 	from, isResumed, err := resumed()
 	if err != nil {
 		return err
 	}
 	if send, ok := progress.ParentSteps(); ok {
-		return o.runWithProgress(cmd.Context(), l, from, send)
+		if settingsErr != nil { // the files have changed after the parent process has read them
+			progress.New(send).Fail(settingsErr)
+			return command.ConfigError(settingsErr)
+		}
+		return o.runWithProgress(cmd, l, from, send)
+	}
+	if settingsErr != nil {
+		return command.ConfigError(settingsErr)
 	}
 	if isResumed && !o.foreground {
-		return o.runWithProgress(cmd.Context(), l, from, func(progress.Step) {})
+		return o.runWithProgress(cmd, l, from, func(progress.Step) {})
 	}
 	show := progress.Print(cmd.OutOrStdout())
 	notify := func(s progress.Step) {
@@ -145,7 +154,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		}
 	}
 	if isResumed {
-		return o.runWithProgress(cmd.Context(), l, from, notify)
+		return o.runWithProgress(cmd, l, from, notify)
 	}
 	if done, err := o.manageService(cmd, l); err != nil || done {
 		return err
@@ -155,19 +164,21 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	if before.pid != 0 {
-		fmt.Fprintf(cmd.OutOrStdout(), "replacing process %d of another build with this build, %s\n", before.pid, version.Get().GitVersion)
+		fmt.Fprintln(cmd.OutOrStdout(), before.reason())
 	}
 	if o.foreground {
-		return o.runWithProgress(cmd.Context(), l, from, notify)
+		return o.runWithProgress(cmd, l, from, notify)
 	}
 	// The log file is on the same disk, so report a full disk before opening it.
 	if err := preflight.CheckDisk(l); err != nil {
 		return command.PreflightError(err)
 	}
 	var env []string
-	args := os.Args[1:]
+	args := slices.Concat(os.Args[1:], extra)
 	if before.pid != 0 {
-		args = append(slices.Clip(args), before.flags(cmd)...)
+		if len(before.changed) == 0 {
+			args = append(args, before.flags(cmd)...)
+		}
 		env = append(env, fmt.Sprintf("%s=%d", replaceEnv, before.pid))
 	}
 	return progress.StartBackground(cmd.Context(), args, l.Log(layout.MainProcess), show, env...)
@@ -190,6 +201,12 @@ func (o *upOptions) handleRunning(cmd *cobra.Command, l layout.Node) (before pre
 			return before, false, err
 		}
 		other, found, err := findPredecessor(pid)
+		if !found && err == nil {
+			if other, found, err = o.findChanged(cmd.Flags(), l, pid); err != nil && !errors.Is(err, process.ErrNotFound) {
+				h.Close()
+				return before, false, err
+			}
+		}
 		if found && !other.foreground && !o.foreground || errors.Is(err, process.ErrNotFound) {
 			h.Close()
 			if found {
@@ -219,7 +236,7 @@ func (o *upOptions) handleRunning(cmd *cobra.Command, l layout.Node) (before pre
 			}
 		}
 		if found {
-			fmt.Fprintf(cmd.OutOrStdout(), "the running process is another build than this one, %s; restart its service, or stop it\n", version.Get().GitVersion)
+			fmt.Fprintln(cmd.OutOrStdout(), other.restartHint())
 		}
 		err = o.updateNodes(ctx, l, progress.New(progress.Print(cmd.OutOrStdout())))
 		cancel()
@@ -232,9 +249,9 @@ func (o *upOptions) handleRunning(cmd *cobra.Command, l layout.Node) (before pre
 }
 
 // runWithProgress runs the cluster and reports its error, if it was not stopped by a signal.
-func (o *upOptions) runWithProgress(ctx context.Context, l layout.Node, from resumption, send func(progress.Step)) error {
+func (o *upOptions) runWithProgress(cmd *cobra.Command, l layout.Node, from resumption, send func(progress.Step)) error {
 	s := progress.New(send)
-	err := o.serve(ctx, l, from, s)
+	err := o.serve(cmd, l, from, s)
 	progress.NotifySystemd("STOPPING=1")
 	if err != nil {
 		s.Fail(err)
@@ -243,9 +260,10 @@ func (o *upOptions) runWithProgress(ctx context.Context, l layout.Node, from res
 }
 
 // serve runs the cluster until ctx is done.
-func (o *upOptions) serve(ctx context.Context, l layout.Node, from resumption, s *progress.Steps) error {
+func (o *upOptions) serve(cmd *cobra.Command, l layout.Node, from resumption, s *progress.Steps) error {
+	ctx := cmd.Context()
 	// Validate the configuration before stopping another process.
-	file, err := kubeletconfig.LoadFiles(o.config, o.configDir, nil)
+	file, err := o.settings.KubeletConfiguration(o.kubeletConfig, o.kubeletConfigDir)
 	if err != nil {
 		return command.ConfigError(err)
 	}
@@ -270,6 +288,9 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, from resumption, s
 	if err != nil {
 		return err
 	}
+	if err := o.saveRunning(cmd.Flags(), l); err != nil {
+		log.Warn("saving the configuration for later calls of up failed, the next one replaces this process", "err", err)
+	}
 	r := newResumer(l, lock, log, s, from, o.foreground && exists)
 	if !r.wait(ctx) {
 		return nil
@@ -293,7 +314,7 @@ func acquireMain(ctx context.Context, l layout.Node, from resumption) (*pidlock.
 func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1beta1.KubeletConfiguration, r *resumer) error {
 	s, began := r.steps, time.Now()
 	ports := []int{
-		layout.PortAPIServer, layout.PortEtcdClient, layout.PortEtcdPeer,
+		o.apiServerPort(), layout.PortEtcdClient, layout.PortEtcdPeer,
 		layout.PortKubelet, layout.PortProxyHealthz,
 	}
 	if err := preflight.Check(l, ports); err != nil {
@@ -312,7 +333,7 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 		s.Send(progress.Step{Text: text, Waiting: true})
 	}
 	s.Done(began, "preflight checks passed for node %q", id.NodeName)
-	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: cmp.Or(o.manifests, filepath.Join(l.Data, "manifests"))}, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog}
+	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: cmp.Or(o.manifests, filepath.Join(l.Data, "manifests"))}, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog, settings: o.settings}
 	return c.run(ctx, began)
 }
 

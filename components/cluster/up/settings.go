@@ -1,0 +1,137 @@
+package up
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/pflag"
+
+	"hyperkube/components/cluster/clusterconfig"
+	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/upconfig"
+	"hyperkube/components/network"
+	"hyperkube/internal/host/layout"
+)
+
+// pathFlags are the flags whose values are paths. The cluster runs in another working directory.
+var pathFlags = []string{"config", "manifests", "kubelet-config", "kubelet-config-dir", "image-credential-provider-config", "image-credential-provider-bin-dir"}
+
+// makePathsAbsolute makes the paths on the command line absolute, and returns arguments with them.
+func makePathsAbsolute(flags *pflag.FlagSet) (args []string, err error) {
+	for _, name := range pathFlags {
+		f := flags.Lookup(name)
+		if !f.Changed || f.Value.String() == "" {
+			continue
+		}
+		path, err := filepath.Abs(f.Value.String())
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", name, err)
+		}
+		if err := f.Value.Set(path); err != nil {
+			return nil, fmt.Errorf("--%s: %w", name, err)
+		}
+		args = append(args, "--"+name+"="+path)
+	}
+	return args, nil
+}
+
+// newFlags returns a new set of the flags of `up`.
+func newFlags() *pflag.FlagSet { return newCommand(&upOptions{}).Flags() }
+
+// loadSettings reads the configuration files and applies them to flags that are not set on the command line. If the cluster runs in
+// another process, it first sets the flags of that process that are not set. It returns additional arguments for a process in the
+// background: these flags, and absolute paths.
+func (o *upOptions) loadSettings(flags *pflag.FlagSet, l layout.Node) (args []string, err error) {
+	if args, err = makePathsAbsolute(flags); err != nil {
+		return nil, err
+	}
+	running, err := upconfig.LoadRunning(l)
+	if err != nil {
+		return nil, err
+	}
+	if len(running.Args) > 0 && !o.foreground {
+		if pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess)); err == nil && pid != 0 {
+			args = append(args, upconfig.Keep(flags, running.Args)...)
+		}
+	}
+	return args, o.readSettings(flags, l)
+}
+
+// readSettings reads the configuration files, applies them to flags that are not set, and validates the result.
+func (o *upOptions) readSettings(flags *pflag.FlagSet, l layout.Node) error {
+	settings, err := upconfig.Load(l, o.file, newFlags)
+	if err != nil {
+		return err
+	}
+	o.settings = *settings
+	if err := o.settings.ApplyTo(flags); err != nil {
+		return err
+	}
+	for _, name := range append([]string{"audit-log-path"}, pathFlags...) {
+		if path := flags.Lookup(name).Value.String(); path != "" && !filepath.IsAbs(path) {
+			return fmt.Errorf("%s: %q is not an absolute path: the cluster runs in another working directory", o.settings.Position(name), path)
+		}
+	}
+	if _, err := o.settings.KubeletConfiguration(o.kubeletConfig, o.kubeletConfigDir); err != nil {
+		return err
+	}
+	return o.validate()
+}
+
+// validate reports invalid values that are otherwise detected after the cluster has begun to start.
+func (o *upOptions) validate() error {
+	errs := []error{network.Mode(o.podNetwork).Validate()}
+	if o.nodeName != "" {
+		errs = append(errs, clusterconfig.CheckNodeName(o.nodeName))
+	}
+	id := clusterconfig.Cluster{PodCIDRs: slices.Clone(o.podCIDRs), ServiceCIDRs: slices.Clone(o.serviceCIDRs)}
+	return errors.Join(append(errs, id.ChooseRanges(nil), id.EnableAddons(o.addons))...)
+}
+
+// saveRunning stores the configuration of this process for later calls of `up`.
+func (o *upOptions) saveRunning(flags *pflag.FlagSet, l layout.Node) error {
+	text, err := o.settings.Text(flags, true)
+	if err != nil {
+		return err
+	}
+	return upconfig.Running{Args: upconfig.KeptArgs(flags), Text: text}.Save(l)
+}
+
+// findChanged returns the running process as a predecessor if its configuration differs from that of o.
+func (o *upOptions) findChanged(flags *pflag.FlagSet, l layout.Node, pid int) (p predecessor, found bool, err error) {
+	changed, err := o.changedKinds(flags, l)
+	if err != nil || len(changed) == 0 {
+		return p, false, err
+	}
+	if p, found, err = readPredecessor(pid); found {
+		p.changed = changed
+	}
+	return p, found, err
+}
+
+// changedKinds returns the kinds of documents that differ from those of the running process.
+func (o *upOptions) changedKinds(flags *pflag.FlagSet, l layout.Node) ([]string, error) {
+	running, err := upconfig.LoadRunning(l)
+	if err != nil {
+		return nil, err
+	}
+	text, err := o.settings.Text(flags, true)
+	if err != nil {
+		return nil, err
+	}
+	return upconfig.ChangedKinds(running.Text, text)
+}
+
+// apiServerPort returns the port of the API server.
+func (o *upOptions) apiServerPort() int { return int(apiServerAddress(&o.settings).Port()) }
+
+// apiServerAddress returns the address and port at which the API server listens. The address is unspecified if it listens on all.
+func apiServerAddress(settings *upconfig.Config) netip.AddrPort {
+	if settings.Components.APIServer == nil {
+		return netip.AddrPortFrom(netip.IPv4Unspecified(), layout.PortAPIServer)
+	}
+	return settings.Components.APIServer.Address()
+}

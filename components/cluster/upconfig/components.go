@@ -1,0 +1,204 @@
+package upconfig
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+
+	"hyperkube/components/apiserver/compose"
+	"hyperkube/components/controllers"
+	"hyperkube/components/etcd"
+	kubeletconfig "hyperkube/components/kubelet/config"
+	"hyperkube/components/proxy"
+	"hyperkube/components/scheduler"
+	"hyperkube/internal/base/strictyaml"
+)
+
+// Components are the settings of the components. Each is nil if the files contain none of the component.
+type Components struct {
+	Etcd        *etcd.Flags
+	APIServer   *compose.Flags
+	Controllers *controllers.Flags
+	Scheduler   *scheduler.Flags
+	Kubelet     *kubeletconfig.Overrides
+	Proxy       *proxy.Flags
+}
+
+// buildComponents sets c.Components.
+func (r *reader) buildComponents(c *Config) {
+	cluster, up := r.merged[clusterKind], r.merged[Kind]
+	out := &c.Components
+	if args := items(cluster, "etcd", "local", "extraArgs"); len(args) > 0 {
+		set := newSet()
+		out.Etcd = etcd.NewFlags(set)
+		r.setArguments("etcd", set, args)
+		r.validate(args[0], args, "etcd.local.extraArgs", out.Etcd.Validate)
+	}
+	if args := items(cluster, "apiServer", "extraArgs"); len(args) > 0 {
+		set := newSet()
+		out.APIServer = compose.NewFlags(set)
+		r.setArguments("kube-apiserver", set, args)
+		r.validate(args[0], args, "apiServer.extraArgs", out.APIServer.Validate)
+	}
+	if args := items(cluster, "controllerManager", "extraArgs"); len(args) > 0 {
+		set := newSet()
+		out.Controllers = controllers.NewFlags(set)
+		r.setArguments("kube-controller-manager", set, args)
+		r.validate(args[0], args, "controllerManager.extraArgs", out.Controllers.Validate)
+	}
+	r.buildScheduler(c, items(cluster, "scheduler", "extraArgs"))
+	r.buildProxy(c, items(up, proxyArgs))
+	args := items(up, kubeletArgs)
+	if len(args) > 0 {
+		set := newSet()
+		out.Kubelet = kubeletconfig.NewOverrides(set)
+		r.setArguments("kubelet", set, args)
+	}
+	if doc := r.merged[kubeletKind]; doc != nil || len(args) > 0 {
+		at := doc
+		if at == nil {
+			at = args[0]
+		}
+		r.validate(at, args, kubeletKind, func() error {
+			file, err := c.KubeletConfiguration("", "")
+			if err != nil {
+				return err
+			}
+			return out.Kubelet.Validate(file)
+		})
+	}
+}
+
+func (r *reader) buildScheduler(c *Config, args []*strictyaml.Node) {
+	doc := r.merged[schedulerKind]
+	if doc == nil && len(args) == 0 {
+		return
+	}
+	set := newSet()
+	at := doc
+	if at == nil {
+		at = args[0]
+	}
+	var err error
+	if c.Components.Scheduler, err = scheduler.NewFlags(set, jsonOf(doc)); err != nil {
+		r.fail(at.Position(), "%s: %v", schedulerKind, err)
+		return
+	}
+	r.setArguments("kube-scheduler", set, args)
+	r.validate(at, args, schedulerKind, c.Components.Scheduler.Validate)
+}
+
+func (r *reader) buildProxy(c *Config, args []*strictyaml.Node) {
+	doc := r.merged[proxyKind]
+	if doc == nil && len(args) == 0 {
+		return
+	}
+	set := newSet()
+	at := doc
+	if at == nil {
+		at = args[0]
+	}
+	var err error
+	if c.Components.Proxy, err = proxy.NewFlags(set, jsonOf(doc)); err != nil {
+		r.fail(at.Position(), "%s: %v", proxyKind, err)
+		return
+	}
+	r.setArguments("kube-proxy", set, args)
+	r.validate(at, args, proxyKind, c.Components.Proxy.Validate)
+}
+
+// KubeletConfiguration returns the KubeletConfiguration of the files, over which a file, a directory of drop-in files and the flags
+// of the kubelet take precedence. It returns nil if all are empty.
+func (c *Config) KubeletConfiguration(file, dir string) (*kubeletv1beta1.KubeletConfiguration, error) {
+	return c.Components.Kubelet.Load(jsonOf(c.documents[kubeletKind]), file, dir)
+}
+
+// jsonOf returns a document as JSON; nil if doc is nil.
+func jsonOf(doc *strictyaml.Node) []byte {
+	if doc == nil {
+		return nil
+	}
+	return doc.JSON()
+}
+
+// items returns the items of the list at a path.
+func items(doc *strictyaml.Node, path ...string) []*strictyaml.Node {
+	field, ok := lookup(doc, path...)
+	if !ok {
+		return nil
+	}
+	return field.Value.Items
+}
+
+// newSet returns a set for the flags of a component, which prints no warnings about deprecated flags.
+func newSet() *pflag.FlagSet {
+	set := pflag.NewFlagSet("", pflag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	return set
+}
+
+// setArguments sets flags of a component. It adds errors for flags that do not exist, flags that `up` determines, and invalid values.
+func (r *reader) setArguments(component string, set *pflag.FlagSet, args []*strictyaml.Node) {
+	for _, arg := range args {
+		name, value := arg.Text("name"), arg.Text("value")
+		switch reason := ownedReason(component, name); {
+		case reason != "":
+			r.fail(arg.Position(), "%s cannot be set to %q for %s: %s", name, value, component, reason)
+		case set.Lookup(name) == nil:
+			r.fail(arg.Position(), "%q is not a flag of %s: write the name without dashes; `hyperkube %s --help` lists all flags", name, component, component)
+		case isPath(name) && value != "" && value != "-" && !filepath.IsAbs(value):
+			r.fail(arg.Position(), "%s: %s: %q is not an absolute path: the cluster runs in another working directory", component, name, value)
+		default:
+			if err := set.Set(name, value); err != nil {
+				r.fail(arg.Position(), "%s: %v", component, err)
+			}
+		}
+	}
+}
+
+// isPath reports whether the values of a flag are paths.
+func isPath(flag string) bool {
+	return flag != "runtime-config" && slices.ContainsFunc([]string{"-file", "-path", "-dir", "-config"}, func(suffix string) bool { return strings.HasSuffix(flag, suffix) })
+}
+
+// validate adds the errors of a component, unless there already are errors, which are probably the cause. The position is that of the
+// argument that an error mentions, otherwise at.
+func (r *reader) validate(at *strictyaml.Node, args []*strictyaml.Node, what string, validate func() error) {
+	if len(r.errs) > 0 {
+		return
+	}
+	for _, err := range flatten(validate()) {
+		position := at
+		if i := slices.IndexFunc(args, func(arg *strictyaml.Node) bool { return mentions(err.Error(), arg) }); i >= 0 {
+			position = args[i]
+		}
+		r.errs = append(r.errs, fmt.Errorf("%s: %s: %w", position.Position(), what, err))
+	}
+}
+
+// mentions reports whether an error message contains the name of an argument, or its value if that is a path or URL.
+func mentions(text string, arg *strictyaml.Node) bool {
+	value := arg.Text("value")
+	return strings.Contains(text, arg.Text("name")) || strings.Contains(value, "/") && strings.Contains(text, value)
+}
+
+// flatten returns the errors that errors.Join has joined.
+func flatten(err error) []error {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // wrapped errors are one message
+	if !ok {
+		return []error{err}
+	}
+	var out []error
+	for _, e := range joined.Unwrap() {
+		out = append(out, flatten(e)...)
+	}
+	return out
+}
