@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"hyperkube/internal/base/version"
+	"hyperkube/internal/testing/testwait"
 )
 
 // alone is an isolated machine with only a loopback interface: a network and a mount namespace that
@@ -38,7 +39,7 @@ func newAlone(t *testing.T) *alone {
 	if os.Getenv("HYPERKUBE_E2E") == "" {
 		t.Skip("needs a program to test")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), max(10*time.Minute, testwait.Scale(2*time.Minute)))
 	t.Cleanup(cancel)
 	dir, err := os.MkdirTemp("", "alone-") // socket paths must be short
 	if err != nil {

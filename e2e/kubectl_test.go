@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/internal/testing/testwait"
 )
 
 // space is the namespace of one test.
@@ -24,7 +26,7 @@ type space struct {
 
 // minTimeout is the minimum timeout for anything that should happen immediately, because the machine
 // may be busy.
-const minTimeout = 2 * time.Minute
+var minTimeout = max(2*time.Minute, testwait.Scale(10*time.Second))
 
 // newSpace creates a namespace that is deleted at the end of the test.
 func newSpace(t *testing.T) *space {
@@ -32,7 +34,7 @@ func newSpace(t *testing.T) *space {
 	if shared == nil {
 		t.Skip("no cluster")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), max(15*time.Minute, testwait.Scale(2*time.Minute)))
 	t.Cleanup(cancel)
 	ns, err := shared.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "e2e-"},
@@ -91,7 +93,7 @@ func (s *space) exec(pod, command string) string {
 // timeout is at least patience.
 func (s *space) eventually(within time.Duration, f func() error) {
 	s.Helper()
-	within = max(within, minTimeout)
+	within = max(testwait.Scale(within), minTimeout)
 	deadline := time.Now().Add(within)
 	for {
 		err := f()

@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"hyperkube/internal/testing/testwait"
 )
 
 // cluster is the cluster that most tests share. TestMain starts it. It uses the default paths.
@@ -95,7 +97,7 @@ func runTests(m *testing.M, binary string, usual bool) (code int) {
 // up starts the cluster and creates the test's API client.
 func (c *cluster) up(args ...string) error {
 	c.busybox = new(sync.Once)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), max(5*time.Minute, testwait.Scale(time.Minute)))
 	defer cancel()
 	out, err := exec.CommandContext(ctx, c.binary, append([]string{"up"}, args...)...).CombinedOutput()
 	fmt.Print(string(out))

@@ -4,9 +4,24 @@ package testwait
 
 import (
 	"errors"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 )
+
+// slowEnv is the environment variable with the factor by which the machine is slower than one that is not emulated.
+const slowEnv = "HYPERKUBE_E2E_SLOW"
+
+// Scale returns d, the timeout on a usual machine, for this machine: it multiplies d by the value of $HYPERKUBE_E2E_SLOW
+// if that is a positive number.
+func Scale(d time.Duration) time.Duration {
+	factor, err := strconv.Atoi(os.Getenv(slowEnv))
+	if err != nil || factor < 1 {
+		return d
+	}
+	return d * time.Duration(factor)
+}
 
 // timeout is the timeout after which the test fails. It is much longer than any condition should
 // take, because the machine may be busy. The interval between checks grows from minInterval to
@@ -38,7 +53,8 @@ var errNotYet = errors.New("condition not met")
 func Succeed(t testing.TB, what string, f func() error) {
 	t.Helper()
 	pause := minInterval
-	for end := time.Now().Add(timeout); ; time.Sleep(pause) {
+	limit := max(timeout, Scale(timeout/10)) // the timeout has a large reserve
+	for end := time.Now().Add(limit); ; time.Sleep(pause) {
 		err := f()
 		if err == nil {
 			return
