@@ -145,7 +145,7 @@ func (m *Manager) watch(ctx context.Context) error {
 			if !ok {
 				return dbus.ErrClosed
 			}
-			if s.Member == "NameOwnerChanged" && !started(s.Body) {
+			if !lostEntries(s) {
 				continue
 			}
 			if err := m.add(ctx, conn); err != nil {
@@ -155,14 +155,18 @@ func (m *Manager) watch(ctx context.Context) error {
 	}
 }
 
-// started reports whether the arguments of NameOwnerChanged, which are a name, its old and its new owner, mean that
-// firewalld has started.
-func started(body []any) bool {
-	if len(body) != 3 {
+// lostEntries reports whether a signal means that the zone has lost its entries, because firewalld was reloaded or has started.
+// The arguments of NameOwnerChanged are a name, its old and its new owner. The bus also sends signals without a
+// subscription, such as NameAcquired.
+func lostEntries(s dbus.Signal) bool {
+	if s.Member == "Reloaded" {
+		return true
+	}
+	if s.Member != "NameOwnerChanged" || len(s.Body) != 3 {
 		return false
 	}
-	owner, ok := body[2].(string)
-	return ok && body[0] == service && owner != ""
+	owner, ok := s.Body[2].(string)
+	return ok && s.Body[0] == service && owner != ""
 }
 
 // add adds the configured address ranges and links to the zone, after recording them in the host journal. It is no

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"hyperkube/internal/host/dbus"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/testing/leakcheck"
 	"hyperkube/internal/testing/testbus"
@@ -162,6 +163,25 @@ func TestManager(t *testing.T) {
 		}
 		if got := d.trusted(); !slices.Equal(got, []string{"Source 192.0.2.0/24"}) {
 			t.Errorf("entries after Undo: %v", got)
+		}
+	}
+}
+
+func TestLostEntries(t *testing.T) {
+	for _, c := range []struct {
+		member string
+		body   []any
+		want   bool
+	}{
+		{"Reloaded", nil, true},
+		{"NameOwnerChanged", []any{service, "", ":1.6"}, true},
+		{"NameOwnerChanged", []any{service, ":1.6", ""}, false},
+		{"NameOwnerChanged", []any{"org.freedesktop.Other", "", ":1.6"}, false},
+		{"NameOwnerChanged", []any{service}, false},
+		{"NameAcquired", []any{":1.7"}, false},
+	} {
+		if got := lostEntries(dbus.Signal{Member: c.member, Body: c.body}); got != c.want {
+			t.Errorf("%s %v: %t", c.member, c.body, got)
 		}
 	}
 }
