@@ -186,16 +186,19 @@ func New(cfg Config) (*Node, error) {
 	return &Node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer, firewall: firewall}, nil
 }
 
-// RecordCgroupRoot records the cgroup root of the node in the journal if the node has to create it.
-// An existing cgroup is not recorded, so `down` does not delete it.
+// RecordCgroupRoot records the cgroup root of the node in the journal if the node has to create it, and the controllers
+// that are enabled for top-level cgroups. An existing cgroup is not recorded, so `down` does not delete it.
 func RecordCgroupRoot(journal *hostjournal.Journal, l layout.Node) error {
-	name := filepath.Join("/", l.CgroupRoot)
-	if name == "/" {
-		return nil
-	}
 	groups, err := cgroup.Open()
 	if err != nil {
 		return err
+	}
+	if err := hostjournal.RecordControllers(journal, groups); err != nil {
+		return err
+	}
+	name := filepath.Join("/", l.CgroupRoot)
+	if name == "/" {
+		return nil
 	}
 	for _, dir := range groups.Dirs(name) {
 		if _, err := os.Stat(dir); err == nil {

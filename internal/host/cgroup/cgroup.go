@@ -29,6 +29,9 @@ import (
 // ErrNotExist is returned by methods that need an existing cgroup, such as Stats, if it does not exist.
 var ErrNotExist = os.ErrNotExist
 
+// subtreeControl is the file of the unified hierarchy with the controllers that a cgroup enables for its children.
+const subtreeControl = "cgroup.subtree_control"
+
 // Manager manages the cgroups of the machine. Its methods are safe for concurrent use, but the
 // caller must serialize calls for the same path if their order matters.
 type Manager struct {
@@ -192,6 +195,47 @@ func (m *Manager) Exists(cgroup string) bool {
 	return true
 }
 
+// Populated reports whether the cgroup or a cgroup below it contains processes. It only supports version 2; with version 1
+// it returns false.
+func (m *Manager) Populated(cgroup string) bool {
+	if !m.Unified() {
+		return false
+	}
+	table, _ := readTable(m.Dir("", cgroup), "cgroup.events") // there is none in a missing cgroup
+	return table["populated"] != 0
+}
+
+// EnabledControllers returns the names of the controllers that the root of the unified hierarchy enables for its children,
+// separated by spaces. With version 1, it returns "".
+func (m *Manager) EnabledControllers() (string, error) {
+	if !m.Unified() {
+		return "", nil
+	}
+	names, err := os.ReadFile(filepath.Join(m.v2, subtreeControl))
+	if err != nil {
+		return "", fmt.Errorf("reading enabled controllers of the root cgroup: %w", err)
+	}
+	return strings.TrimSpace(string(names)), nil
+}
+
+// DisableControllers disables all controllers for the children of the root, except those in keep, which are separated by
+// spaces. Controllers that a cgroup below passes on stay enabled, because the kernel refuses to disable them.
+func (m *Manager) DisableControllers(keep string) error {
+	enabled, err := m.EnabledControllers()
+	if err != nil {
+		return err
+	}
+	for name := range strings.FieldsSeq(enabled) {
+		if slices.Contains(strings.Fields(keep), name) {
+			continue
+		}
+		if err := write(filepath.Join(m.v2, subtreeControl), "-"+name); err != nil && !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("disabling controller %s of the root cgroup: %w", name, err)
+		}
+	}
+	return nil
+}
+
 // Create creates the cgroup and its missing parents in every hierarchy and applies resources. If
 // the cgroup exists already, Create only applies resources.
 func (m *Manager) Create(cgroup string, resources Resources) error {
@@ -226,7 +270,7 @@ func (m *Manager) delegate(cgroup string) error {
 	want := strings.Join(enable, " ")
 	dir := m.v2
 	for part := range strings.SplitSeq(strings.Trim(cgroup, "/"), "/") {
-		file := filepath.Join(dir, "cgroup.subtree_control")
+		file := filepath.Join(dir, subtreeControl)
 		have, err := os.ReadFile(file)
 		if err != nil {
 			return fmt.Errorf("delegating controllers to cgroup %s: %w", cgroup, err)

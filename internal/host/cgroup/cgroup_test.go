@@ -95,6 +95,40 @@ func TestUnifiedResources(t *testing.T) {
 	}
 }
 
+func TestPopulated(t *testing.T) {
+	m, root := fakeV2(t)
+	put(t, filepath.Join(root, "used"), "cgroup.events", "populated 1\nfrozen 0\n")
+	put(t, filepath.Join(root, "unused"), "cgroup.events", "populated 0\nfrozen 0\n")
+	for name, want := range map[string]bool{"/used": true, "/unused": false, "/missing": false} {
+		if got := m.Populated(name); got != want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	if (&Manager{}).Populated("/used") {
+		t.Error("a cgroup of version 1 is populated")
+	}
+}
+
+// TestDisableControllers uses a file in which each write replaces the content, so it shows the last write.
+func TestDisableControllers(t *testing.T) {
+	m, root := fakeV2(t)
+	for enabled, want := range map[string]string{"cpu memory\n": "cpu memory\n", "cpu io memory\n": "-io", "": ""} {
+		put(t, root, subtreeControl, enabled)
+		if got, err := m.EnabledControllers(); err != nil || got != strings.TrimSpace(enabled) {
+			t.Errorf("%q: read %q, %v", enabled, got, err)
+		}
+		if err := m.DisableControllers("memory pids cpu"); err != nil {
+			t.Fatal(err)
+		}
+		if got := get(t, root, subtreeControl); got != want {
+			t.Errorf("%q: wrote %q, want %q", enabled, got, want)
+		}
+	}
+	if err := (&Manager{}).DisableControllers(""); err != nil {
+		t.Errorf("version 1: %v", err)
+	}
+}
+
 func TestUnifiedStats(t *testing.T) {
 	m, root := fakeV2(t)
 	one := filepath.Join(root, "one")

@@ -44,7 +44,10 @@ const (
 	// HostCgroup is a cgroup into which processes of the host were moved. They are moved to the
 	// root cgroup when it is removed. Name is its path.
 	HostCgroup Kind = "hostcgroup"
-	// Dir is a directory that was created. Name is its path. It is removed with its content.
+	// Controllers are the controllers that the root of the unified cgroup hierarchy enables for its children. Before is
+	// their previous list, separated by spaces. Name is "/".
+	Controllers Kind = "controllers"
+	// Dir is a directory or file that was created. Name is its path. It is removed with its content.
 	Dir Kind = "dir"
 	// Route is a route. Name is its destination, Before the name of its link.
 	Route Kind = "route"

@@ -64,7 +64,7 @@ func revert(ctx context.Context, changes []Change, others Functions, timeout tim
 		kind Kind
 		undo func(context.Context, []Change) error
 	}{
-		{HostCgroup, undoCgroups(moveOut(timeout))}, {Cgroup, undoCgroups(killAll(timeout))}, {Firewalld, others[Firewalld]}, {Rule, others[Rule]}, {Chain, others[Chain]}, {Mount, each(undoMount)},
+		{HostCgroup, undoCgroups(moveOut(timeout))}, {Cgroup, undoCgroups(killAll(timeout))}, {Controllers, undoControllers}, {Firewalld, others[Firewalld]}, {Rule, others[Rule]}, {Chain, others[Chain]}, {Mount, each(undoMount)},
 		{Route, each(undoRoute)}, {Link, each(undoLink)}, {Sysctl, each(undoParameter)}, {Module, each(undoParameter)}, {Dir, each(undoDir)},
 	} {
 		list := by[one.kind]
@@ -109,6 +109,25 @@ func undoCgroups(undo func(context.Context, *cgroup.Manager, string) error) func
 		}
 		return errors.Join(errs...)
 	}
+}
+
+// RecordControllers records the controllers that the root of the unified cgroup hierarchy enables for its children. With
+// version 1 it records nothing.
+func RecordControllers(j *Journal, groups *cgroup.Manager) error {
+	enabled, err := groups.EnabledControllers()
+	if err != nil || !groups.Unified() {
+		return err
+	}
+	return j.Record(Change{Kind: Controllers, Name: "/", Before: enabled})
+}
+
+// undoControllers disables the controllers that were not enabled before the first change.
+func undoControllers(_ context.Context, changes []Change) error {
+	m, err := cgroup.Open()
+	if err != nil {
+		return err
+	}
+	return m.DisableControllers(changes[len(changes)-1].Before)
 }
 
 // killAll returns a function that kills the processes of the cgroup name and removes it. It waits
