@@ -117,17 +117,17 @@ func (k *Kubelet) newStats(fs *stats.FileSystems) *stats.Provider {
 }
 
 // newShutdown creates the manager of graceful node shutdowns. It returns nil if graceful shutdown
-// is disabled.
+// is disabled and there is no socket for the stop job.
 func (k *Kubelet) newShutdown(object *nodestatus.Object) *shutdown.Manager {
-	if len(k.cfg.Machine.Shutdown) == 0 {
+	if len(k.cfg.Machine.Shutdown) == 0 && k.cfg.Machine.StopSocket == "" {
 		return nil
 	}
 	return shutdown.New(shutdown.Config{
-		Periods: k.cfg.Machine.Shutdown, LogindConf: "/etc/systemd/logind.conf.d",
+		Periods: k.cfg.Machine.Shutdown, StopSocket: k.cfg.Machine.StopSocket, LogindConf: "/etc/systemd/logind.conf.d",
 		Recorded: func(path string) error {
 			return k.deps.Journal.Record(hostjournal.Change{Kind: hostjournal.Dir, Name: path})
 		},
-		Pods: k.pods.registry.Active, Terminate: shutdown.Terminator(k.pods.registry), Changed: object.Changed,
+		Pods: k.pods.registry.Active, Terminate: shutdown.Terminator(k.pods.registry), Suspend: shutdown.Suspender(k.pods.registry), Changed: object.Changed,
 		Event: k.events.NodeNormal,
 		State: filepath.Join(k.cfg.Layout.Kubelet, "graceful_node_shutdown_state"), Log: k.log,
 	})

@@ -182,7 +182,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		parts = append(parts, part{"pods API", func(ctx context.Context) error { return k.podsAPI.Serve(ctx, k.cfg.Layout.Kubelet) }})
 	}
 	if k.node.shutdown != nil {
-		parts = append(parts, part{"node shutdown manager", k.node.shutdown.Run})
+		parts = append(parts, part{"node shutdown manager", k.node.shutdown.Run}, part{"stop job", k.node.shutdown.RunStopJob})
 	}
 	if err := runAll(ctx, parts); err != nil {
 		return fmt.Errorf("kubelet: %w", err)

@@ -21,6 +21,7 @@ import (
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/podsunit"
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	kubeletconfig "hyperkube/components/kubelet/config"
@@ -133,7 +134,10 @@ func (o *Options) run(ctx context.Context, s *progress.Steps) (err error) {
 	if err := command.RequireRoot(); err != nil {
 		return err
 	}
-	l := command.Layout(o.root)
+	l, err := podsunit.Layout(command.Layout(o.root))
+	if err != nil {
+		return err
+	}
 	if o.additional > 0 {
 		l = l.Numbered(o.additional)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/localnodes"
+	"hyperkube/components/cluster/podsunit"
 	"hyperkube/components/kubelet"
 	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/components/network"
@@ -108,6 +109,7 @@ func New(cfg Config) (*Node, error) {
 		StaticPods: kubeletconfig.StaticPods{Dir: cfg.StaticPods},
 		Images:     kubeletconfig.Images{CredentialProviders: cfg.CredentialProviders.Config, CredentialProviderDir: cfg.CredentialProviders.Dir},
 		Server:     kubeletconfig.Server{Certificate: cfg.Certificate, CertificateHasMetrics: cfg.CertificateHasMetrics},
+		Machine:    kubeletconfig.Machine{StopSocket: podsunit.StopSocket(cfg.Layout)},
 		Access:     kubeletconfig.Access{ClientCA: cfg.ClientCA},
 		Containers: kubeletconfig.Containers{SeccompDefault: !cfg.NoSeccompDefault, PidsLimit: podPIDsLimit},
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/cluster/podsunit"
 	"hyperkube/components/runtime/launch"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/base/backoff"
@@ -44,7 +45,7 @@ func runtimeOptions(l layout.Node, podCIDRs string) (launch.Options, error) {
 		args = append(args, "--kubelet-dir="+a.Actual, "--known-kubelet-dir="+a.Advertised)
 	}
 	return launch.Options{
-		LogFile: l.Log("runtime"), PIDFile: l.PIDFile("runtime"), Main: self,
+		LogFile: l.Log("runtime"), PIDFile: l.PIDFile("runtime"), Main: self, Cgroup: podsunit.RuntimeCgroup(l),
 		Args: append(args, configFileArgs(l)...),
 	}, nil
 }
@@ -78,6 +79,9 @@ func StartRuntime(ctx context.Context, l layout.Node, podCIDRs string) error {
 	if err != nil {
 		return err
 	}
+	if err := podsunit.Start(ctx, l); err != nil {
+		return err
+	}
 	o, err := runtimeOptions(l, podCIDRs)
 	if err != nil {
 		return err
@@ -98,6 +102,11 @@ func StartRuntime(ctx context.Context, l layout.Node, podCIDRs string) error {
 	}
 	if pid == 0 {
 		return nil
+	}
+	if o.Cgroup != "" { // an earlier version has started it outside of the unit
+		if err := launch.Enter(o.Cgroup, pid); err != nil {
+			return err
+		}
 	}
 	outdated, err := o.Outdated(pid)
 	if err != nil || !outdated {

@@ -13,11 +13,12 @@ import (
 )
 
 // unitTemplate is the template of the systemd unit. The runtime and all containers are in separate cgroups,
-// so they keep running when the unit stops.
+// so they keep running when the unit stops. The unit is ordered after multi-user.target, so that a boot does not
+// wait for the node.
 const unitTemplate = `[Unit]
 Description=hyperkube node: kubelet, service proxy and container runtime
 Documentation=https://kubernetes.io/docs/
-After=network-online.target
+After=network-online.target multi-user.target
 Wants=network-online.target
 StartLimitIntervalSec=0
 

@@ -63,7 +63,7 @@ func (u Unit) Install(ctx context.Context, text []byte) (changed bool, err error
 		}
 	}
 	for _, args := range [][]string{{"daemon-reload"}, {"enable", string(u)}} {
-		if err := systemctl(ctx, args...); err != nil {
+		if err := Systemctl(ctx, args...); err != nil {
 			return changed, err
 		}
 	}
@@ -79,7 +79,7 @@ func (u Unit) Start(ctx context.Context, bound time.Duration, s *progress.Steps)
 		Hint:   "it keeps starting in the background; see `" + u.LogCommand() + "`",
 	}
 	return p.Wait(ctx, "the unit "+string(u), u.status, func(ctx context.Context) error {
-		return systemctl(ctx, "restart", string(u))
+		return Systemctl(ctx, "restart", string(u))
 	})
 }
 
@@ -116,7 +116,7 @@ func (u Unit) Stop(ctx context.Context, l layout.Node) (stopped bool, err error)
 	if !u.Exists(l) {
 		return false, nil
 	}
-	return true, systemctl(ctx, "stop", string(u))
+	return true, Systemctl(ctx, "stop", string(u))
 }
 
 // Remove stops the unit of the cluster with the paths l and deletes it. It reports whether there was one.
@@ -129,13 +129,13 @@ func (u Unit) Remove(ctx context.Context, l layout.Node) (removed bool, err erro
 	}
 	var errs []error
 	if HasSystemd() {
-		errs = append(errs, systemctl(ctx, "disable", "--now", string(u)))
+		errs = append(errs, Systemctl(ctx, "disable", "--now", string(u)))
 	}
 	if err := os.Remove(u.File()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("removing the systemd unit: %w", err))
 	}
 	if HasSystemd() {
-		errs = append(errs, systemctl(ctx, "daemon-reload"))
+		errs = append(errs, Systemctl(ctx, "daemon-reload"))
 	}
 	return true, errors.Join(errs...)
 }
@@ -152,7 +152,8 @@ func Quote(argument string) string {
 // variables.
 func QuoteArgument(argument string) string { return strings.ReplaceAll(Quote(argument), "$", "$$") }
 
-func systemctl(ctx context.Context, args ...string) error {
+// Systemctl runs systemctl. Its error contains the output.
+func Systemctl(ctx context.Context, args ...string) error {
 	out, err := exec.CommandContext(ctx, "systemctl", args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("systemctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))

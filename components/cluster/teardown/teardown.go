@@ -19,6 +19,7 @@ import (
 	"hyperkube/components/cluster/controlplane"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/podsunit"
 	"hyperkube/components/cluster/service"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/credentials/kubeconfig"
@@ -40,7 +41,11 @@ const StopTimeout = 30 * time.Second
 
 // NewStop returns the command `stop`.
 func NewStop() *cobra.Command {
-	return command.NewHostCommand("stop", "Stop the control plane and the kubelet; pods keep running", func(ctx context.Context, out io.Writer, l layout.Node) error {
+	var suspendPods bool
+	cmd := command.NewHostCommand("stop", "Stop the control plane and the kubelet; pods keep running", func(ctx context.Context, out io.Writer, l layout.Node) error {
+		if suspendPods {
+			return suspend(ctx, out, l)
+		}
 		for _, unit := range units {
 			if stopped, err := unit.Stop(ctx, l); err != nil {
 				return err
@@ -51,6 +56,10 @@ func NewStop() *cobra.Command {
 		}
 		return errors.Join(StopMain(ctx, out, l), stopAdditionalNodes(ctx, out, l))
 	})
+	// Users do not need it: the machine's service manager runs it.
+	cmd.Flags().BoolVar(&suspendPods, "suspend-pods", false, "Also stop all pods, in order, because the machine shuts down. They run again after the next start.")
+	_ = cmd.Flags().MarkHidden("suspend-pods") // fails only for an unknown flag
+	return cmd
 }
 
 // StopMain stops the main process.
@@ -151,7 +160,10 @@ func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error
 	if err := main.wait(ctx); err != nil {
 		errs = append(errs, err)
 	}
-	for _, process := range append([]string{"nodes"}, journals...) {
+	if err := podsunit.Remove(ctx, l); err != nil {
+		errs = append(errs, err)
+	}
+	for _, process := range slices.Concat([]string{"nodes"}, journals, []string{podsunit.Journal}) {
 		if err := hostjournal.Undo(ctx, l.Journal(process), undoFunctions()); err != nil {
 			errs = append(errs, err)
 		}
@@ -193,12 +205,7 @@ func stopRuntime(ctx context.Context, out io.Writer, l layout.Node, leave func()
 	if podErr == nil && pods > 0 {
 		fmt.Fprintf(out, "%d pods stopped\n", pods)
 	}
-	stopCtx, cancel := context.WithTimeout(ctx, StopTimeout)
-	defer cancel()
-	if err := pidlock.Terminate(stopCtx, pid, func() (int, error) { return node.RuntimePID(l) }); err != nil {
-		return errors.Join(podErr, fmt.Errorf("stopping the container runtime: %w", err))
-	}
-	return podErr
+	return errors.Join(podErr, terminateRuntime(ctx, l))
 }
 
 // NewReset returns the command `reset`.

@@ -289,7 +289,7 @@ func (f *nodeManager) start(ctx context.Context, machine *localnodes.Network, i 
 			return fmt.Errorf("node %q: %w", name, err)
 		}
 		args := []string{"node", "--further=" + strconv.Itoa(i)}
-		if f.layout != layout.Default() {
+		if f.layout.Data != layout.Default().Data {
 			args = append(args, "--root="+strings.TrimSuffix(f.layout.Data, layout.Default().Data))
 		}
 		err := localnodes.InNodeNamespace(localnodes.Namespace(f.layout, i), name, func() error {

@@ -23,6 +23,7 @@ import (
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/podsunit"
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/upconfig"
@@ -324,6 +325,10 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return fmt.Errorf("creating directories: %w", err)
 		}
+	}
+	l, err := podsunit.Layout(l)
+	if err != nil {
+		return err
 	}
 	id, additional, err := o.loadOrCreateConfig(l)
 	if err != nil {

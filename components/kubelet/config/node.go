@@ -66,6 +66,9 @@ type Machine struct {
 	// Shutdown are the grace periods of pods by priority when the machine shuts down. If it is
 	// empty, the kubelet does not delay the shutdown.
 	Shutdown []shutdown.Period
+	// StopSocket is the socket on which the kubelet waits for the command to suspend all pods, because the machine shuts
+	// down. Empty means none. It is not part of KubeletConfiguration.
+	StopSocket string
 }
 
 func (c *Machine) complete() { c.OOMScore = cmp.Or(c.OOMScore, new(defaultOOMScore)) }

@@ -132,6 +132,8 @@ type Options struct {
 	// PIDFile contains the process ID and is locked while the runtime runs. Its directory is
 	// created. Empty means no PID file.
 	PIDFile string
+	// Cgroup is the cgroup of the runtime in every hierarchy. It is created if needed. Empty means the root.
+	Cgroup string
 }
 
 // argv returns the command line of the runtime. It includes the build identifier, by which Outdated detects a
@@ -178,8 +180,24 @@ func (o Options) Successor(main string) []string {
 	return append([]string{main, "runtime"}, o.argv()[1:]...)
 }
 
+// Enter moves the runtime with the process ID pid into the cgroup name, which is Options.Cgroup, in every hierarchy. It creates
+// the cgroup if needed.
+func Enter(name string, pid int) error {
+	groups, err := cgroup.Open()
+	if err == nil && name != "" {
+		err = groups.Create(name, cgroup.Resources{})
+	}
+	if err == nil {
+		err = groups.AddProcess("/"+name, pid)
+	}
+	if err != nil {
+		return fmt.Errorf("moving the container runtime to its cgroup: %w", err)
+	}
+	return nil
+}
+
 // Start starts the embedded runtime in the background. The runtime outlives this process: it runs in its own session
-// and in the root of every cgroup hierarchy. Start returns the process ID when the runtime serves CRI. If the startup
+// and in the cgroup of o. Start returns the process ID when the runtime serves CRI. If the startup
 // fails, the error contains the reason. If ctx is done before, Start kills the runtime.
 func Start(ctx context.Context, o Options) (pid int, err error) {
 	f, err := unpack()
@@ -221,12 +239,8 @@ func Start(ctx context.Context, o Options) (pid int, err error) {
 		_ = cmd.Wait()
 		return 0, err
 	}
-	groups, err := cgroup.Open()
-	if err == nil {
-		err = groups.AddProcess("/", cmd.Process.Pid)
-	}
-	if err != nil {
-		return give(fmt.Errorf("moving the container runtime to the root cgroup: %w", err))
+	if err := Enter(o.Cgroup, cmd.Process.Pid); err != nil {
+		return give(err)
 	}
 	result := make(chan string, 1)
 	go func() {

@@ -40,8 +40,11 @@ const (
 // Config is the configuration of a Manager. All fields are required unless their comment says
 // otherwise.
 type Config struct {
-	// Periods is the result of the function Periods. It must not be empty.
+	// Periods is the result of the function Periods. If it is empty, logind is not watched, and pods are suspended with
+	// default periods.
 	Periods []Period
+	// StopSocket is the path of the unix socket on which RunStopJob listens; empty for none.
+	StopSocket string
 	// Connect connects to logind. The default is the function Connect.
 	Connect func(context.Context) (Logind, error)
 	// LogindConf is the directory of logind's drop-in configuration files. A file is written only
@@ -54,6 +57,8 @@ type Config struct {
 	// removed.
 	Pods      func() []*v1.Pod
 	Terminate func(pod *v1.Pod, grace int64) <-chan struct{}
+	// Suspend is like Terminate, but the next start of the kubelet runs the pod again. Required with StopSocket.
+	Suspend func(pod *v1.Pod, grace int64) <-chan struct{}
 	// Changed is called when a shutdown begins or is canceled.
 	Changed func()
 	// Event emits an event for the node.
@@ -135,9 +140,12 @@ func (m *Manager) Times() (start, end time.Time) {
 const minReconnectBackoff = time.Second
 
 // Run handles shutdowns of the machine until ctx is done. Without logind, and after its connection is closed,
-// it connects again with a back-off; until then a shutdown of the machine is not delayed. The error is always
-// nil.
+// it connects again with a back-off; until then a shutdown of the machine is not delayed. It returns
+// immediately if no grace periods are configured. The error is always nil.
 func (m *Manager) Run(ctx context.Context) error {
+	if len(m.cfg.Periods) == 0 {
+		return nil
+	}
 	retry := backoff.Backoff{First: minReconnectBackoff, Max: time.Minute}
 	for {
 		began := time.Now()
@@ -190,7 +198,7 @@ func (m *Manager) watch(ctx context.Context) error {
 			m.set(begins)
 			if begins {
 				m.cfg.Event("Shutdown", "Shutdown manager detected shutdown event")
-				m.terminatePods(ctx)
+				m.terminatePods(ctx, m.cfg.Periods, m.cfg.Terminate)
 				release(lock)
 				lock = nil
 				continue
@@ -257,31 +265,31 @@ func (m *Manager) extendDelay(ctx context.Context, login Logind) error {
 	return nil
 }
 
-// terminatePods terminates the pods group by group, the lowest priority first. It waits for each group until
-// its pods have terminated or its grace period has passed. It returns early when ctx is done.
-func (m *Manager) terminatePods(ctx context.Context) {
+// terminatePods terminates all pods with the function terminate, group by group, the lowest priority first. It waits
+// for each group until its pods have terminated or its grace period has passed. It returns early when ctx is done.
+func (m *Manager) terminatePods(ctx context.Context, periods []Period, terminate func(pod *v1.Pod, grace int64) <-chan struct{}) {
 	m.record(times{Start: time.Now()})
-	for i, group := range groups(m.cfg.Periods, m.cfg.Pods()) {
+	for i, group := range groups(periods, m.cfg.Pods()) {
 		if len(group) == 0 {
 			continue
 		}
-		grace := int64(m.cfg.Periods[i].Grace / time.Second)
-		m.cfg.Log.Info("terminating pods for node shutdown", "pods", len(group), "priority", m.cfg.Periods[i].Priority, "gracePeriodSeconds", grace)
+		grace := int64(periods[i].Grace / time.Second)
+		m.cfg.Log.Info("terminating pods for node shutdown", "pods", len(group), "priority", periods[i].Priority, "gracePeriodSeconds", grace)
 		var ended []<-chan struct{}
 		for _, pod := range group {
 			g := grace
 			if own := pod.Spec.TerminationGracePeriodSeconds; own != nil {
 				g = min(g, *own)
 			}
-			ended = append(ended, m.cfg.Terminate(pod, g))
+			ended = append(ended, terminate(pod, g))
 		}
-		late := time.NewTimer(m.cfg.Periods[i].Grace)
+		late := time.NewTimer(periods[i].Grace)
 	group:
 		for _, done := range ended {
 			select {
 			case <-done:
 			case <-late.C:
-				m.cfg.Log.Warn("pods of this priority did not terminate within their grace period of the node shutdown; the shutdown continues without waiting for them", "priority", m.cfg.Periods[i].Priority, "gracePeriodSeconds", grace)
+				m.cfg.Log.Warn("pods of this priority did not terminate within their grace period of the node shutdown; the shutdown continues without waiting for them", "priority", periods[i].Priority, "gracePeriodSeconds", grace)
 				break group
 			case <-ctx.Done():
 				break group

@@ -35,9 +35,15 @@ type Verdict struct {
 	// Discard: the containers and logs are removed as soon as the pod has terminated, to reclaim
 	// disk space.
 	Discard bool
+	// Suspend: the pod terminates only until the next start of the kubelet, which runs it again. Its
+	// status is not reported any more, so that the API keeps the one of the running pod.
+	Suspend bool
 	// Conditions are added to the pod's status.
 	Conditions []v1.PodCondition
 }
+
+// suspended reports whether the next start of the kubelet runs the pod again.
+func (d *Desired) suspended() bool { return d.Verdict != nil && d.Verdict.Suspend }
 
 // mustTerminate reports whether the pod must not run any more: it was removed from its source or deleted in
 // the API, or the kubelet has decided to terminate it.
@@ -71,7 +77,8 @@ func (m *Machine) Terminate(v *Verdict, now time.Time) bool {
 		return false
 	}
 	m.Verdict = v
-	if v.Discard {
+	// A container that exits with 0 when it is suspended would count as complete when the pod runs again.
+	if v.Discard || v.Suspend && m.Pod.Spec.RestartPolicy == v1.RestartPolicyOnFailure {
 		m.Discarding = DiscardRequested
 	}
 	if !v.Rejected {

@@ -160,7 +160,7 @@ func (m *Machine) Step(in Input) Decision {
 	if m.Stage == Syncing && m.Verdict == nil {
 		delay = m.Containers.replacementDeadline(in.Now)
 	}
-	d.Report = !d.Done && delay.IsZero()
+	d.Report = !d.Done && delay.IsZero() && !m.suspended()
 	d.wake(delay)
 	return d
 }

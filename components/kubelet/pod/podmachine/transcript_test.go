@@ -24,7 +24,7 @@ import (
 //	update                      a change of the pod, in YAML that is merged into the pod
 //	delete grace=SECONDS        deletion in the API
 //	remove [run-again]          removal from the source, such as a forced deletion
-//	verdict reason=R [grace=SECONDS] [discard]
+//	verdict reason=R [grace=SECONDS] [discard] [suspend]
 //	finish [volumes-fail] [sandbox-fail] [fail=CONTAINER reason=R retry=DURATION]
 //	       [failed] [interrupted] [still-running] [reason=R message=M]
 //	                            the end of the operation in progress and its result
@@ -84,7 +84,7 @@ func (s *simulation) run(d *datadriven.TestData) string {
 		s.m.Remove()
 		s.m.RunAgain = d.HasArg("run-again")
 	case "verdict":
-		v := &Verdict{Reason: s.text(d, "reason"), Message: "decided by the kubelet", Discard: d.HasArg("discard"), Grace: s.number(d, "grace")}
+		v := &Verdict{Reason: s.text(d, "reason"), Message: "decided by the kubelet", Discard: d.HasArg("discard"), Suspend: d.HasArg("suspend"), Grace: s.number(d, "grace")}
 		if !s.m.Terminate(v, s.now) {
 			fmt.Fprintln(&s.out, "ignored")
 		}
@@ -119,6 +119,9 @@ func (s *simulation) run(d *datadriven.TestData) string {
 			pod.Status, s.status = v1.PodStatus{}, v1.PodStatus{}
 		}
 		observed := s.m.Containers.Observed
+		if s.m.Discarding == DiscardDone {
+			observed = podstate.Observed{}
+		}
 		s.m = New(pod, s.m.Options)
 		s.m.Containers.Observed, s.op = observed, Operation{}
 	case "advance":
