@@ -126,6 +126,9 @@ func connect(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 // ready.
 func (k *Kubelet) Ready() <-chan struct{} { return k.node.status.Ready() }
 
+// Healthy returns an error if the kubelet is not healthy, as /healthz of its server. It blocks if the kubelet hangs.
+func (k *Kubelet) Healthy() error { return k.workers.Healthy() }
+
 // CheckRuntime makes the kubelet update the status of the node, because the status of the container runtime
 // may have changed. It does not block.
 func (k *Kubelet) CheckRuntime() { k.node.object.Changed() }

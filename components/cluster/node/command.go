@@ -24,6 +24,7 @@ import (
 	"hyperkube/components/cluster/podsunit"
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
+	"hyperkube/components/cluster/watchdog"
 	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/node/kubeletcerts"
 	"hyperkube/components/network"
@@ -340,6 +341,10 @@ func (o *Options) serve(ctx context.Context, cfg Config, n *Node, s *progress.St
 	if err := group.WaitFor(ctx, "the node", func(ctx context.Context) error {
 		return p.Wait(ctx, "the node", w.describe, progress.UntilReady(n.kubelet))
 	}); err != nil {
+		return err
+	}
+	// From now on, systemd restarts the process if it hangs.
+	if err := watchdog.Start(background, group, func(context.Context) error { return n.kubelet.Healthy() }, cfg.Log); err != nil {
 		return err
 	}
 	progress.NotifySystemd("READY=1\nSTATUS=")

@@ -127,6 +127,11 @@ type parts struct {
 	mapper  applyset.Mapper
 }
 
+// live returns an error unless the API server and etcd of this process answer. It is the probe of the watchdog.
+func (p *parts) live(ctx context.Context) error {
+	return p.admin.Kube.Discovery().RESTClient().Get().AbsPath("/livez").Do(ctx).Error()
+}
+
 // clientBuilder creates the clients of the controllers, each with its service account.
 type clientBuilder struct {
 	api    *compose.Server

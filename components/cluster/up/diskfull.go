@@ -130,7 +130,8 @@ func (r *resumer) wait(ctx context.Context) bool {
 func (r *resumer) report(reason string) {
 	r.log.Error("disk is full, waiting for free space to restart the cluster", "reason", reason)
 	r.steps.Send(progress.Step{Text: "waiting for free disk space: " + reason, Waiting: true})
-	progress.NotifySystemd("STATUS=waiting for free disk space: " + reason)
+	// This process works, although the cluster that the watchdog checks has stopped.
+	progress.NotifySystemd("STATUS=waiting for free disk space: " + reason + "\nWATCHDOG=1")
 	if err := os.WriteFile(r.layout.Stopped(), []byte(reason), 0o644); err != nil {
 		r.log.Warn("writing the reason for the stop to a file failed, `hyperkube status` does not show it", "file", r.layout.Stopped(), "err", err)
 	}

@@ -26,6 +26,7 @@ import (
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/upconfig"
+	"hyperkube/components/cluster/watchdog"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/base/version"
@@ -107,6 +108,9 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	}
 	parts, err := c.startAPIServer(ctx, informing, group, db)
 	if err != nil {
+		return err
+	}
+	if err := watchdog.Start(background, group, parts.live, c.log); err != nil {
 		return err
 	}
 	began = time.Now()
