@@ -63,7 +63,8 @@ type Config struct {
 // the plugin needs, and an error if the plugin's configuration is invalid.
 type pluginFactory func(*Config) (admission.Interface, error)
 
-// pluginSpec describes one of upstream's admission plugins.
+// pluginSpec is one of upstream's admission plugins: its name, whether it is enabled by default, and the function that
+// constructs it.
 type pluginSpec struct {
 	name string
 	// enabledByDefault reports whether the plugin is enabled by default.
@@ -132,7 +133,8 @@ type Chain struct {
 	admitTimer, validateTimer *timer
 }
 
-// mutating and validating are plugins with their timers, which may be nil.
+// mutating and validating are an enabled plugin in one of the two admission phases, with the timer that measures its
+// calls. A nil timer measures nothing.
 type (
 	mutating struct {
 		admission.MutationInterface

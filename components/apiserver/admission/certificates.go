@@ -107,8 +107,8 @@ func (p certificateSigning) Validate(ctx context.Context, a admission.Attributes
 	return nil
 }
 
-// podRequest is Validate for the status of PodCertificateRequests. Upstream does this check in the
-// validation of the kind.
+// podRequest rejects an update of a PodCertificateRequest's status if the user may not sign for its signer. Validate
+// calls it for this kind. Upstream does this check in the validation of the kind.
 func (p certificateSigning) podRequest(ctx context.Context, a admission.Attributes) error {
 	old, ok := a.GetOldObject().(*certificatesv1.PodCertificateRequest)
 	if !ok {

@@ -125,8 +125,8 @@ func (c *claimStatusAuthorization) authorizeDriver(ctx context.Context, request 
 	return first
 }
 
-// claimAttributes are the attributes of a request with another verb, subresource, namespace and
-// name.
+// claimAttributes are the attributes of a request with another verb, subresource, namespace and name. They describe an
+// additional permission that the user of the request needs.
 type claimAttributes struct {
 	authorizer.Attributes
 

@@ -74,8 +74,8 @@ func decodeLegacyConfiguration(data []byte) map[string][]byte {
 	return map[string][]byte{"ImagePolicyWebhook": data, "PodNodeSelector": data}
 }
 
-// decodeConfiguration decodes the configuration of a plugin into into. It returns an error for
-// another kind than Configuration, another apiVersion, and unknown fields.
+// decodeConfiguration decodes data, the configuration of a plugin, and stores the result in the struct to which into
+// points. It returns an error for another kind than Configuration, another apiVersion, and unknown fields.
 func decodeConfiguration(data []byte, apiVersion string, into any) error {
 	var kind struct {
 		APIVersion string `json:"apiVersion"`

@@ -94,8 +94,9 @@ func newImagePolicy(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// durationWithin returns n units, or an error unless that is greater than least and at most most.
-// For 0 it returns otherwise, for -1 it returns 0.
+// durationWithin returns the duration of n units. n is a value of imagePolicyConfig: -1 disables the feature, so the
+// result is 0, and 0 selects the default, otherwise. It returns an error if another duration is not greater than least
+// or is greater than most.
 func durationWithin(n int64, unit, least, most, otherwise time.Duration) (time.Duration, error) {
 	switch n {
 	case -1:

@@ -91,8 +91,8 @@ func (p *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, 
 	return err
 }
 
-// bypassInformer makes requests in a namespace, whose deletion was requested, read it from the API
-// for a while.
+// bypassInformer must be called when the deletion of a namespace is requested. For informerBypassTime, requests in the
+// namespace then read it from the API instead of the informer.
 func (p *namespaceLifecycle) bypassInformer(namespace string) {
 	now := time.Now()
 	p.mu.Lock()

@@ -42,8 +42,9 @@ func (p *nodeRestriction) checkAudience(ctx context.Context, a admission.Attribu
 	return forbid(a, "%s is not authorized to request tokens for audience %q", who, want)
 }
 
-// isAuthorized reports whether the node is authorized for the verb on a resource, with a service
-// account of the request's namespace as the object name.
+// isAuthorized reports whether the user of request a is authorized for the verb on a resource in the API group and
+// namespace of the request. account, the name of a service account, is the object name in this check. Without an
+// authorizer, it returns false.
 func (p *nodeRestriction) isAuthorized(ctx context.Context, a admission.Attributes, verb, resource, account string) (bool, error) {
 	if p.authorizer == nil {
 		return false, nil

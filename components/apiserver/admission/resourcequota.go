@@ -61,7 +61,8 @@ type resourceQuota struct {
 	locks map[string]*namespaceLock
 }
 
-// writtenQuota is a quota in the state in which this plugin last wrote it.
+// writtenQuota is a quota in the state in which this plugin last wrote it. It identifies the sequence of writes to
+// which this write belongs.
 type writtenQuota struct {
 	quota *corev1.ResourceQuota
 	// sequence identifies an uninterrupted sequence of writes by this plugin: it changes when another
@@ -69,8 +70,8 @@ type writtenQuota struct {
 	sequence *writeSequence
 }
 
-// writeSequence identifies a sequence of writes by this plugin, by its address. It has a field so
-// that each one has a distinct address.
+// writeSequence identifies consecutive writes of one quota by this plugin, between which no other client has written
+// the quota. Two sequences are compared by their pointers. The field gives each sequence a distinct address.
 type writeSequence struct{ _ byte }
 
 // namespaceLock is a lock that can be awaited with a context. Sending to its channel acquires it.
@@ -321,8 +322,9 @@ func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, eva
 	}
 }
 
-// recordWrite caches the quota written, which was updated from base, and registers a function that
-// releases the reservation if the request fails.
+// recordWrite caches written, the quota that this plugin has just stored as an update of base, and registers a
+// function that releases the reservation if the request fails. If this plugin has also written base, the new write
+// continues its writeSequence.
 func (p *resourceQuota) recordWrite(ctx context.Context, base, written *corev1.ResourceQuota) {
 	key := written.Namespace + "/" + written.Name
 	now := writtenQuota{quota: written, sequence: &writeSequence{}}
@@ -336,10 +338,10 @@ func (p *resourceQuota) recordWrite(ctx context.Context, base, written *corev1.R
 	request.OnFailure(ctx, func(ctx context.Context) { p.release(ctx, key, now.sequence, reserved) })
 }
 
-// release subtracts the resources reserved from the usage of the quota with the key, because the
-// request has failed. It does nothing if another client has written the quota since the sequence
-// since: the quota controller has then already recalculated the usage without the failed request.
-// If the release fails, the next recalculation corrects the usage.
+// release subtracts the resources reserved by a failed request from the usage of the quota with the key
+// (NAMESPACE/NAME). since is the writeSequence of the reservation. If another client has written the quota since then,
+// release does nothing: the quota controller has already recalculated the usage without the failed request. If the
+// release fails, the next recalculation corrects the usage.
 func (p *resourceQuota) release(ctx context.Context, key string, since *writeSequence, reserved corev1.ResourceList) {
 	namespace, _, _ := strings.Cut(key, "/")
 	done, err := p.lock(ctx, namespace)

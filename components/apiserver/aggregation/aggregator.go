@@ -243,7 +243,8 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 	}
 }
 
-// read returns the APIService of an entry. It logs errors and returns nil.
+// read decodes the APIService in e, an entry of the watch cache. If the object cannot be decoded, read logs that its
+// API is not served and returns nil.
 func (a *Aggregator) read(e *store.Entry) *apiregistrationv1.APIService {
 	obj, err := a.services.Read(e)
 	if err != nil {

@@ -139,8 +139,8 @@ func (t *AuthConfigPublisher) write(ctx context.Context) error {
 	return err
 }
 
-// desired returns the desired data of the ConfigMap: the existing data has, with the settings of
-// this server added. It returns an error if an existing list is invalid.
+// desired returns the data that the ConfigMap should have: the CAs and headers in its current data, has, which may be
+// of other API servers, with those of this server added. It returns an error if a list in has is invalid JSON.
 func (t *AuthConfigPublisher) desired(has map[string]string) (map[string]string, error) {
 	out := map[string]string{}
 	clientCA, proxyCA := t.cfg.Bundles()

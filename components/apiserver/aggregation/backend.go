@@ -155,7 +155,8 @@ func (b *backend) reportFailure(req *http.Request, code int) {
 	b.cfg.ProxyFailed(info, req.Method, known, code)
 }
 
-// unavailable responds to a request whose server cannot be reached.
+// unavailable is the proxy.ErrorResponder of a backend. It responds to requests that the other server has not received
+// because it cannot be reached.
 type unavailable struct {
 	backend *backend
 	// requestErr returns the error of the request's context, if it is done.

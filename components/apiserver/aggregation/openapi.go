@@ -24,9 +24,9 @@ type document struct {
 	definitions map[string]json.RawMessage
 }
 
-// queryBackends calls ask for all available servers concurrently, and take with each result, one at
-// a time. It returns false if a server did not respond or reported an internal error, so that the
-// results are incomplete.
+// queryBackends calls ask concurrently for each aggregated server that is available, for at most discoveryTimeout. It
+// passes each result to take, one at a time. It returns false if the results are incomplete because a server did not
+// respond or reported an internal error. Another error status means that the server has no document.
 func queryBackends[T any](ctx context.Context, a *Aggregator, ask func(*backend, context.Context) (T, error), take func(*backend, T)) bool {
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()

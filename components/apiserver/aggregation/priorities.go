@@ -8,11 +8,11 @@ type Priority struct {
 	Group, Version int32
 }
 
-// customResources is the default priority of groups of custom resources.
+// customResources is the default priority, in discovery, of the API groups of custom resources and of their versions.
 var customResources = Priority{Group: 1000, Version: 100}
 
-// builtIn returns the priorities of the groups of Kubernetes, as in upstream. Clients prefer the
-// first version of a group.
+// builtIn returns the priorities, in discovery, of the API groups and versions of Kubernetes, as in upstream. Clients
+// prefer the version of a group that discovery lists first.
 func builtIn() map[schema.GroupVersion]Priority {
 	gv := func(group, version string) schema.GroupVersion {
 		return schema.GroupVersion{Group: group, Version: version}

@@ -195,7 +195,8 @@ func (a *Authenticator) ClientCAs() *x509.CertPool {
 	return next.pool
 }
 
-// joinedPools is the pool that ClientCAs has made from the current CA bundles, which are sources.
+// joinedPools caches the result of ClientCAs. pool contains the certificates of sources, the CA bundles from which it
+// was made. It is made again after one of them has been reloaded.
 type joinedPools struct {
 	sources []*caPool
 	pool    *x509.CertPool

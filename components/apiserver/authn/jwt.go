@@ -127,7 +127,8 @@ type issuers struct {
 	lastRead []byte
 }
 
-// generation contains the authenticators made from one version of the file.
+// generation contains the authenticators that were created from one version of the authentication configuration. After
+// a change of the file, a new generation replaces it.
 type generation struct {
 	tokens    []oidc.AuthenticatorTokenWithHealthCheck
 	anonymous *apiserver.AnonymousAuthConfig

@@ -114,7 +114,7 @@ func (g *graph) set(pod *corev1.Pod) {
 // intern returns a copy of s that is shared by all equal strings, to save memory.
 func intern(s string) string { return unique.Make(s).Value() }
 
-// retain removes the pods for which is returns false, because they were deleted while the watch was
+// retain removes each pod for which the function is returns false. Such a pod was deleted while the watch was
 // interrupted.
 func (g *graph) retain(is func(namespace, name string) bool) {
 	g.mu.Lock()

@@ -244,8 +244,8 @@ type anyBinding struct {
 	subjects              []rbacv1.Subject
 }
 
-// grant adds the rules that the binding b grants to the subject with the index value to set, or an
-// error if the role does not exist.
+// grant adds to set the rules that the binding b grants to one of its subjects. value identifies the subject as in
+// subjectIndex, for example "u:NAME". If the role of the binding does not exist, grant adds an error to set instead.
 func (r *RBAC) grant(set *ruleSet, b anyBinding, value string) {
 	rules, err := r.RoleRules(b.role, b.namespace)
 	if err != nil {

@@ -116,7 +116,7 @@ func desiredResources(cfg Config) []desiredObjects {
 	return all
 }
 
-// objects converts a list of objects of one type to a list of API objects.
+// objects converts a list of objects of one Go type, such as []*corev1.Namespace, to a list of api.Object.
 func objects[T api.Object](list []T) []api.Object {
 	out := make([]api.Object, len(list))
 	for i, o := range list {

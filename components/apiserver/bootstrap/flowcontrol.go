@@ -60,9 +60,9 @@ func levelFoundCondition(s *flowcontrolv1.FlowSchema) flowcontrolv1.FlowSchemaCo
 	}
 }
 
-// reconcileFlowSchema returns the existing FlowSchema with the default spec, if it is reconciled
-// automatically, and with the annotation that says whether it is. It returns nil if nothing
-// changes.
+// reconcileFlowSchema returns a copy of existing, the stored FlowSchema, that matches wanted, the default of this
+// release. It sets the annotation that records whether the spec is reconciled automatically and, if it is, the spec.
+// It returns nil if nothing changes.
 func reconcileFlowSchema(existing, wanted api.Object) api.Object {
 	is, want := existing.(*flowcontrolv1.FlowSchema), wanted.(*flowcontrolv1.FlowSchema)
 	mandatory := slices.ContainsFunc(defaults.MandatoryFlowSchemas, func(s *flowcontrolv1.FlowSchema) bool { return s.Name == is.Name })
@@ -80,7 +80,8 @@ func reconcileFlowSchema(existing, wanted api.Object) api.Object {
 	return out
 }
 
-// reconcilePriorityLevel is like reconcileFlowSchema for a PriorityLevelConfiguration.
+// reconcilePriorityLevel returns the change of a stored PriorityLevelConfiguration. It follows the same rules as
+// reconcileFlowSchema.
 func reconcilePriorityLevel(existing, wanted api.Object) api.Object {
 	is, want := existing.(*flowcontrolv1.PriorityLevelConfiguration), wanted.(*flowcontrolv1.PriorityLevelConfiguration)
 	mandatory := slices.ContainsFunc(defaults.MandatoryPriorityLevelConfigurations,
@@ -104,8 +105,9 @@ func reconcilePriorityLevel(existing, wanted api.Object) api.Object {
 	return out
 }
 
-// isAutoUpdated reports whether the spec of a suggested object is reconciled automatically:
-// according to its annotation or, without a valid one, if the spec has never been changed.
+// isAutoUpdated reports whether the spec of a stored default object, which users may change, is reconciled
+// automatically. The annotation apf.kubernetes.io/autoupdate-spec decides. Without a valid annotation, the spec is
+// reconciled if it has never been changed.
 func isAutoUpdated(obj api.Object) bool {
 	if auto, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey]); err == nil {
 		return auto
@@ -113,14 +115,14 @@ func isAutoUpdated(obj api.Object) bool {
 	return obj.GetGeneration() == 1
 }
 
-// hasAutoUpdate reports whether the annotation about automatic reconciliation exists and has the
-// value auto.
+// hasAutoUpdate reports whether obj has the annotation apf.kubernetes.io/autoupdate-spec and its value equals auto.
 func hasAutoUpdate(obj api.Object, auto bool) bool {
 	is, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey])
 	return err == nil && is == auto
 }
 
-// setAutoUpdate sets the annotation about automatic reconciliation to auto.
+// setAutoUpdate sets the annotation apf.kubernetes.io/autoupdate-spec of obj to auto: whether its spec is reconciled
+// automatically.
 func setAutoUpdate(obj api.Object, auto bool) {
 	annotations := obj.GetAnnotations()
 	if annotations == nil {

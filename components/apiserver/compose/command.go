@@ -330,8 +330,8 @@ func (o *options) dial() (*clientv3.Client, error) {
 // the client connects to another member.
 const etcdTimeout = 10 * time.Second
 
-// isDirect reports whether all etcd servers are reached over TCP without a proxy. Only then the
-// connections can use our own dialer.
+// isDirect reports whether all etcd servers are reached over TCP, without an HTTP proxy. Only then dialTo replaces the
+// dialer of gRPC, which supports proxies.
 func isDirect(servers []string) bool {
 	for _, server := range servers {
 		u, err := url.Parse(server)

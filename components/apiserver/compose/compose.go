@@ -177,8 +177,8 @@ type Server struct {
 	ready               chan struct{}
 }
 
-// Parts that need a client of the server that contains them: an empty wrapper is passed to the server
-// when it is created, and the wrapped part is set before the server runs.
+// Parts of the server that need a client of the same server. New passes an empty wrapper to the server when it creates
+// the server, and sets the wrapped part before the server runs.
 type (
 	lateAuthenticator struct{ authenticator.Request }
 	lateAuthorizer    struct{ authorizer.Authorizer }
@@ -290,9 +290,9 @@ func (c *Config) discovery() map[string]http.Handler {
 	}
 }
 
-// secure creates the authenticator, the authorizer and the admission chain, sets them in the
-// arguments, which the HTTP server already has, and adds the review APIs such as TokenReview. It is
-// a part of New.
+// secure creates the authenticator, the authorizer and the admission chain, and sets them in the wrappers who, may and
+// admit, which New has already passed to the HTTP server. It also adds the review APIs, such as TokenReview. It is a
+// part of New.
 func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *lateAdmission) error {
 	cfg, reg := s.cfg, s.server.Registry()
 	audiences := cfg.Audiences

@@ -39,8 +39,8 @@ type Config struct {
 	Error func(w http.ResponseWriter, req *http.Request, err error)
 }
 
-// connector serves the streams: it finds the pod and its node, and forwards the request to the
-// kubelet or the pod.
+// connector handles the requests for the streams of this package, such as exec, log and proxy: it finds the pod and
+// its node, and forwards the request to the kubelet or the pod.
 type connector struct {
 	*kubelets
 	cfg Config

@@ -85,9 +85,9 @@ func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*a
 	return d, nil
 }
 
-// resources returns an api.Resource for each served version, the preferred version first.
-// terminating means that the definition is being deleted, and early that it is not yet in discovery
-// (see served).
+// resources returns an api.Resource for each served version, the preferred version first. terminating means that the
+// definition is being deleted. early means that discovery must not include the resources yet, because the definition's
+// status has not been written (see Server.sync).
 func (d *definition) resources(terminating, early bool) []*api.Resource {
 	var out []*api.Resource
 	for _, v := range d.versions {

@@ -151,8 +151,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// serves reports whether there is a document for the path, split at its slashes: for /api and /apis
-// always, otherwise if the version exists.
+// serves reports whether the discovery path, split at its slashes, exists: /api, /apis, and the paths of group
+// versions that have a document. It returns false for the paths of groups.
 func (d *documents) serves(path []string) bool {
 	gv := schema.GroupVersion{Version: path[len(path)-1]}
 	if len(path) == 3 {

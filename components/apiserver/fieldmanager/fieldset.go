@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// errUnplanned means that an object contains a value that plans do not support. The library must
-// encode its fields.
+// errUnplanned means that an object contains a value that the precomputed encoding of its type, the plan, does not
+// support. The slower structured-merge-diff library must then encode its fields.
 var errUnplanned = errors.New("not in the plan")
 
 // fieldWriter encodes the fields of one object in the format of managed fields (FieldsV1),
@@ -40,11 +40,11 @@ func (w *fieldWriter) comma() {
 	}
 }
 
-// fail records that the library must encode the object.
+// fail sets w.err to errUnplanned, so that the library encodes the object instead of this writer.
 func (w *fieldWriter) fail() { w.err = errUnplanned }
 
-// object returns the encoded fields of an object. The result is empty if no field is owned. It is
-// in w.buf and valid until the writer is used again.
+// object encodes the fields of the API object v that its creator owns, and returns them in the format of managed
+// fields. The result is empty if no field is owned. It is part of w.buf and valid until the writer is used again.
 func (w *fieldWriter) object(p *plan, v reflect.Value) ([]byte, error) {
 	w.buf = append(w.buf, '{')
 	if p.kind != record {

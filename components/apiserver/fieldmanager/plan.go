@@ -22,7 +22,8 @@ type plan struct {
 	typ    reflect.Type
 }
 
-// planKind is the kind of values that a plan encodes.
+// planKind is the way in which a plan encodes the values of its type: as one field, or as separately owned fields,
+// elements or items.
 type planKind int
 
 const (
@@ -40,7 +41,7 @@ const (
 	set
 )
 
-// fieldPlan is the plan of one field of a struct.
+// fieldPlan describes how a plan for structs encodes one field of the struct.
 type fieldPlan struct {
 	*value.FieldCacheEntry
 	label string // `"f:name":{`
@@ -202,7 +203,7 @@ func (p *planner) planFor(typ reflect.Type, ref schema.TypeRef, zero bool) *plan
 	return out
 }
 
-// record makes out the plan of a struct with the schema m. See planFor for zero.
+// record completes out, the plan of a struct type with the schema m, which has no fields yet. See planFor for zero.
 func (p *planner) record(out *plan, m *schema.Map, zero bool) {
 	out.kind = record
 	for _, entry := range value.TypeReflectEntryOf(out.typ).OrderedFields() {
@@ -225,8 +226,8 @@ func (p *planner) record(out *plan, m *schema.Map, zero bool) {
 	}
 }
 
-// keyed makes out the plan of a list with key fields. out remains unplanned if the items are not
-// structs, or the keys are neither strings nor integers.
+// keyed completes out, the plan of a list type with key fields. If the items are not structs, or the keys are neither
+// strings nor integers, out remains unplanned, so the library must encode such lists.
 func (p *planner) keyed(out *plan, list *schema.List) {
 	elem := out.typ.Elem()
 	if elem.Kind() != reflect.Struct || value.TypeReflectEntryOf(elem).CanConvertToUnstructured() {

@@ -107,8 +107,8 @@ func hasDuplicates(entries []metav1.ManagedFieldsEntry) bool {
 	return false
 }
 
-// maxUpdaters is the number of entries up to which the library does not merge old entries of
-// updates into one.
+// maxUpdaters is the number of managed fields entries of updates that an object may have. If there are more, the
+// library merges the oldest ones into one.
 const maxUpdaters = 10
 
 // plainOf returns obj without managed fields. If obj has some, it is a shallow copy.

@@ -278,7 +278,8 @@ func (c *Chain) serveEffectiveUser(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// ownWriter returns the chain's writer in w, which an auditor may have wrapped.
+// ownWriter returns the chain's writer that w wraps. w may be the response writer of an auditor. If w wraps no writer
+// of the chain, the result is a new one around w.
 func ownWriter(w http.ResponseWriter) *writer {
 	for {
 		if own, ok := w.(*writer); ok {

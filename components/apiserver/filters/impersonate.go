@@ -129,8 +129,8 @@ func nodeOf(name string) (string, bool) {
 	return node, ok && len(apivalidation.NameIsDNSSubdomain(node, false)) == 0
 }
 
-// verb returns the verb that the sender needs for each attribute of the user in a constrained mode,
-// and "" for the unconstrained mode.
+// verb returns the verb, impersonate:MODE, for which the sender needs permission on each attribute of the impersonated
+// user in a constrained mode. It returns "" for the unconstrained mode.
 func (m mode) verb() string {
 	if m.name == "" {
 		return ""
@@ -258,8 +258,9 @@ func (c *Chain) checkPermission(ctx context.Context, m mode, a *authorizer.Attri
 // all of them ("*") is checked before that for each. It only applies to constrained modes.
 const wildcardThreshold = 4
 
-// checkGroups returns an error unless ask allows impersonating each of the groups. a contains the
-// other attributes of the permission.
+// checkGroups returns an error unless the sender may impersonate all groups in the mode m. ask checks one permission,
+// whose attributes are those of a and the group. Constrained modes never allow the empty group and system:masters. For
+// many groups they first check the permission for all groups, see wildcardThreshold.
 func checkGroups(m mode, a authorizer.AttributesRecord, groups []string, ask func(authorizer.AttributesRecord) error) error {
 	a.Resource = "groups"
 	if m.name != "" {
@@ -282,8 +283,9 @@ func checkGroups(m mode, a authorizer.AttributesRecord, groups []string, ask fun
 	return nil
 }
 
-// checkExtra returns an error unless ask allows impersonating each of the extra values. a contains
-// the other attributes of the permission.
+// checkExtra returns an error unless the sender may impersonate all extra values in the mode m. ask checks one
+// permission, whose attributes are those of a, the key and the value. For many values, constrained modes first check
+// the permission for all of them, see wildcardThreshold.
 func checkExtra(m mode, a authorizer.AttributesRecord, extra map[string][]string, ask func(authorizer.AttributesRecord) error) error {
 	a.Resource = "userextras"
 	keys := slices.Sorted(maps.Keys(extra))

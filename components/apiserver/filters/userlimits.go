@@ -20,13 +20,13 @@ import (
 const (
 	// maxWaiting is the number of pending request bodies per user.
 	maxWaiting = 500
-	// maxWaitingBytes is the total size of their received parts.
+	// maxWaitingBytes is the total size of the received parts of one user's pending request bodies.
 	maxWaitingBytes = 64 << 20
 	// slowAfter is the time after which sending a response counts as slow.
 	slowAfter = 5 * time.Second
 	// maxSlow is the number of slow responses per user.
 	maxSlow = 100
-	// maxSlowBytes is the memory that is exclusively held by them.
+	// maxSlowBytes is the memory that only one user's slow responses use.
 	maxSlowBytes = 64 << 20
 	// maxBody is the maximum size of bodies that are read ahead. It is upstream's limit for
 	// resource requests.
@@ -84,10 +84,10 @@ type tooManyBodies struct{}
 
 func (tooManyBodies) Error() string { return "too many bodies are waited for" }
 
-// readAhead reads the body of a write request before the request waits for seats, so that slow
-// clients do not occupy seats. The body counts against the user's limits until begun is called,
-// which may be called several times. It returns false if the limits are exceeded and it has
-// responded with 429. Bodies of unauthenticated users and large bodies are not read ahead.
+// readAhead reads the body of a write request before the request waits for API Priority and Fairness seats, so that
+// slow clients do not occupy seats. The body counts against the user's limits until the caller calls begun, when the
+// request has its seats. Further calls of begun have no effect. If the limits are exceeded, readAhead responds with
+// 429 and returns false. It does not read ahead large bodies and bodies of unauthenticated users.
 func (s *userLimits) readAhead(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info) (begun func(), ok bool) {
 	if req.Body == nil || req.Body == http.NoBody || req.ContentLength == 0 || req.ContentLength > maxBody ||
 		!info.IsResourceRequest || request.LongRunning(info) || slices.Contains(u.GetGroups(), user.AllUnauthenticated) {

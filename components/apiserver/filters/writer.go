@@ -32,7 +32,9 @@ type writer struct {
 	onSeats func()
 }
 
-// Later implements request.Sender. It calls send immediately if the request has no seats.
+// Later implements request.Sender. If the request has seats of API Priority and Fairness, the chain calls send, which
+// writes the response, after it has released them. Otherwise Later calls send immediately. private is the number of
+// bytes of memory that only this response uses.
 func (w *writer) Later(private int, send func()) {
 	if !w.canDefer {
 		send()

@@ -241,8 +241,8 @@ func (m *Metrics) LongRunning(info *apirequest.RequestInfo, method string) func(
 	return g.Dec
 }
 
-// unknown reports whether a request is for a resource that is not served according to served. See
-// Metrics.Served.
+// unknown reports whether a request is for a resource that does not exist according to served, which is
+// Metrics.Served. It returns false if served is nil.
 func unknown(served func(*apirequest.RequestInfo) bool, info *apirequest.RequestInfo) bool {
 	return info.IsResourceRequest && served != nil && !served(info)
 }

@@ -316,9 +316,8 @@ func NoRoute(types ...string) error {
 	}}
 }
 
-// Patch returns the media type of a patch from the Content-Type. It returns an error 415 unless the
-// type is one of taken. routed is set for built-in resources, for which upstream has another
-// message.
+// Patch returns the media type of a patch from the Content-Type. It returns an error 415 unless the type is one of
+// taken. routed selects the message of upstream's router, which rejects such patches of built-in resources.
 func Patch(req *http.Request, routed bool, taken []string) (string, error) {
 	header := req.Header.Get("Content-Type")
 	if routed && !named(header, taken) {

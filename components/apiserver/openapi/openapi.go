@@ -83,7 +83,8 @@ func New(reg Registry, version string) *Handler {
 const (
 	mimeJSON    = "application/json"
 	mimeProtoV2 = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
-	// Clients before v1.27 use the older spelling.
+	// mimeProtoV2Old is the media type of the v2 document in Protobuf for clients before v1.27, which use the older
+	// spelling com.github.
 	mimeProtoV2Old = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 
 	mimeProtoV3    = "application/com.github.proto-openapi.spec.v3.v1.0+protobuf"

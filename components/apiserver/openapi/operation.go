@@ -42,7 +42,8 @@ type parameter struct{ name, in, kind, text string }
 // answerTexts are the descriptions of responses by status code.
 var answerTexts = map[int]string{200: "OK", 201: "Created", 202: "Accepted", 401: "Unauthorized"}
 
-// paths collects the operations of a document while it is built.
+// paths collects the operations of an OpenAPI document, by URL path, while the document is built. It also collects the
+// names of the schemas to which the operations refer.
 type paths struct {
 	v3 bool
 	// operations are the operations by path, in the order in which they were added.
@@ -67,7 +68,8 @@ func (p *paths) add(op *operation) {
 	}
 }
 
-// with adds the schemas of custom resources to all and returns it. It modifies all.
+// with adds the schemas of the document's custom resources to all, the schemas of built-in kinds by name, and returns
+// all.
 func (p *paths) with(all map[string]json.RawMessage) map[string]json.RawMessage {
 	maps.Copy(all, p.custom)
 	return all

@@ -67,7 +67,8 @@ func (p *paths) modelsOf(r *registry.Resource) (model, listModel string) {
 	return modelOf(r.New()), listModel
 }
 
-// resourceOperations contains what the operations of one resource have in common.
+// resourceOperations contains what the OpenAPI operations of one resource have in common: schemas, paths, and parts of
+// the operation IDs.
 type resourceOperations struct {
 	*registry.Resource
 	model, listModel string

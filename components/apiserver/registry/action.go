@@ -58,7 +58,8 @@ type ActionCall struct {
 	Delete func(ctx context.Context, opts *metav1.DeleteOptions) error
 }
 
-// ServerChange identifies the object that the server updates.
+// ServerChange identifies an object that ActionCall.Change updates, such as the pod of a binding, in the namespace of
+// the request. It also contains the preconditions of the update.
 type ServerChange struct {
 	// Resource of the object. The namespace is that of the request.
 	Resource schema.GroupVersionResource

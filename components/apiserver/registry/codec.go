@@ -136,8 +136,9 @@ func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, 
 	return obj, nil
 }
 
-// former calls decode for an object that is stored as apiVersion, possibly an older version of the
-// kind, and converts the result to the kind of into.
+// former decodes an object that is stored as apiVersion, possibly an older version of the kind, into into. It calls
+// decode with into or, if the older version has other fields, with an object of that version, which it then converts.
+// It returns an error if it does not support the stored version.
 func (c *codec) former(apiVersion string, into api.Object, decode func(into runtime.Object) error) error {
 	version, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Slots of Entry.Memo for the encoded forms of an object, relative to Resource.slot. Each served
-// version of a resource has its own slots.
+// Slots of a watch cache entry (store.Entry.Memo) that cache the encoded forms of its object, relative to
+// Resource.slot. Each served version of a resource has its own slots.
 const (
 	slotJSON = iota
 	slotDeletedJSON

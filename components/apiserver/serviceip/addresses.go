@@ -29,8 +29,9 @@ var (
 	errOutsideRanges = errors.New("the provided network does not match the current range")
 )
 
-// addresses adds the operations that allocate the missing cluster IPs of w.obj and release those of
-// w.old that w.obj does not use anymore. It sets the chosen addresses in w.obj.
+// addresses adds operations to the transaction of the write: they allocate the missing cluster IPs of w.obj, the new
+// version of the Service, and release those that only w.old, the old version, uses. It sets the chosen addresses in
+// w.obj.
 func (w *write) addresses(ctx context.Context) error {
 	is, was := w.obj, w.old
 	switch {
@@ -89,8 +90,9 @@ func (w *write) allocateAll(ctx context.Context) error {
 	return nil
 }
 
-// allocate allocates the address that is requested in clusterIPs[i] of w.obj, or chooses an address
-// if that is empty.
+// allocate allocates the cluster IP that clusterIPs[i] of w.obj, the new version of the Service, requests. If that is
+// empty, it chooses an address and sets it in w.obj. A requested address that is not available is an error for the
+// client.
 func (w *write) allocate(ctx context.Context, i int) error {
 	spec := &w.obj.Spec
 	began := time.Now()
@@ -228,8 +230,8 @@ func ready(c *networkingv1.ServiceCIDR) bool {
 	return true
 }
 
-// free adds operations that delete the IPAddress objects of the given addresses if they are
-// allocated to w.old.
+// free adds operations that delete the IPAddress objects of the addresses ips. It skips those that are not allocated
+// to w.old, the old version of the Service.
 func (w *write) free(ctx context.Context, ips []string) error {
 	for _, ip := range ips {
 		addr, err := parse(ip)

@@ -46,10 +46,9 @@ func unchangedPreference(is, was *corev1.Service) bool {
 		slices.Equal(is.Spec.ClusterIPs, was.Spec.ClusterIPs) && slices.Equal(is.Spec.IPFamilies, was.Spec.IPFamilies)
 }
 
-// initFamilies sets missing values of ipFamilyPolicy and ipFamilies in w.obj. It returns an error
-// for the client if the policy, the families and the requested cluster IPs do not match each other
-// or the families of the cluster. See
-// https://kubernetes.io/docs/concepts/services-networking/dual-stack/#services
+// initFamilies sets missing values of ipFamilyPolicy and ipFamilies in w.obj, the new version of the Service. It
+// returns an error for the client if the policy, the families and the requested cluster IPs do not match each other or
+// the families of the cluster. See https://kubernetes.io/docs/concepts/services-networking/dual-stack/#services
 func (w *write) initFamilies() error {
 	is, was := w.obj, w.old
 	if is.Spec.Type == corev1.ServiceTypeExternalName || unchangedPreference(is, was) {

@@ -13,8 +13,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// nodePorts adds the operation that allocates the missing node ports of w.obj and releases those of
-// w.old that w.obj does not use anymore. It sets the chosen ports in w.obj. It waits until no other
+// nodePorts adds the operation that allocates the missing node ports of w.obj, the new version of the Service, and
+// releases those that only w.old, the old version, uses. It sets the chosen ports in w.obj. It waits until no other
 // allocation is in progress, see allocationQueue.
 func (w *write) nodePorts(ctx context.Context) error {
 	if !w.portsChange() {
@@ -82,9 +82,9 @@ func (w *write) storePorts(was, is *ports, entry *store.Entry) error {
 	return nil
 }
 
-// pick sets the node ports of w.obj and changes set to the allocated ports after the write. Ports
-// that the write releases cannot be allocated in the same write. The error may be a *portError or a
-// *healthError.
+// pick sets the node ports of w.obj, the new version of the Service, and changes set to the ports that are allocated
+// after the write. Ports that the write releases cannot be allocated in the same write. The error may be a *portError
+// or a *healthError.
 func (w *write) pick(set *ports) error {
 	is, was := w.obj, w.old
 	var had []int32
@@ -277,7 +277,7 @@ func (w *write) portsChange() bool {
 	return allocates(is) && slices.ContainsFunc(is.Spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == 0 })
 }
 
-// servicePorts returns spec.ports of w.obj, or nil on delete.
+// servicePorts returns spec.ports of the new version of the Service, or nil if the write deletes the Service.
 func (w *write) servicePorts() []corev1.ServicePort {
 	if w.obj == nil {
 		return nil
@@ -285,7 +285,7 @@ func (w *write) servicePorts() []corev1.ServicePort {
 	return w.obj.Spec.Ports
 }
 
-// healthPort returns healthCheckNodePort of w.obj, or 0 on delete.
+// healthPort returns healthCheckNodePort of the new version of the Service, or 0 if the write deletes the Service.
 func (w *write) healthPort() int32 {
 	if w.obj == nil {
 		return 0
@@ -293,7 +293,8 @@ func (w *write) healthPort() int32 {
 	return w.obj.Spec.HealthCheckNodePort
 }
 
-// setHealthPort sets healthCheckNodePort of w.obj. It does nothing on delete.
+// setHealthPort sets healthCheckNodePort of the new version of the Service. It does nothing if the write deletes the
+// Service.
 func (w *write) setHealthPort(port int32) {
 	if w.obj != nil {
 		w.obj.Spec.HealthCheckNodePort = port

@@ -8,7 +8,8 @@ import (
 	"strconv"
 )
 
-// Sized is implemented by all generated protobuf types of the API.
+// Sized contains the methods of generated protobuf types with which Kind.Store encodes an object into a buffer of the
+// right size. All built-in kinds have them.
 type Sized interface {
 	Size() int
 	MarshalToSizedBuffer(data []byte) (int, error)
@@ -138,8 +139,8 @@ func ownBounds(data []byte) (from, to int, ok bool) {
 	return from, to, string(data[to:]) == string(storedEnd)
 }
 
-// fields calls f for each field of a protobuf message, with the parameters as nextField returns
-// them.
+// fields calls f for each field of a protobuf message with its number. value is set for length-delimited fields, n for
+// varints. It returns the error of f, or ErrEnvelope if the message is malformed.
 func fields(data []byte, f func(number int, value []byte, n uint64) error) error {
 	for len(data) > 0 {
 		number, value, n, rest, err := nextField(data)

@@ -19,7 +19,8 @@ type schemas struct {
 	client *prefetched
 }
 
-// newSchemas requests the list of schemas. If this fails, the plugin requests it.
+// newSchemas returns a schemas client, after it has requested the list of schemas through kube. If this request fails,
+// the plugin's first request for the list is sent to the API server.
 func newSchemas(kube kubernetes.Interface) *schemas {
 	c := &prefetched{Client: kube.Discovery().OpenAPIV3(), requested: make(chan struct{})}
 	if paths, err := c.Client.Paths(); err == nil {
@@ -28,7 +29,8 @@ func newSchemas(kube kubernetes.Interface) *schemas {
 	return &schemas{kube, c}
 }
 
-// Discovery implements kubernetes.Interface.
+// Discovery implements kubernetes.Interface. It returns the discovery client of kube, whose OpenAPI client answers the
+// first request for the list of schemas from memory.
 func (s *schemas) Discovery() discovery.DiscoveryInterfaces {
 	return schemaDiscovery{s.Interface.Discovery(), s.client}
 }
@@ -38,7 +40,7 @@ type schemaDiscovery struct {
 	client *prefetched
 }
 
-// OpenAPIV3 implements discovery.DiscoveryInterface.
+// OpenAPIV3 implements discovery.DiscoveryInterface. It returns the client that has the list of schemas in memory.
 func (d schemaDiscovery) OpenAPIV3() openapi.Client { return d.client }
 
 // prefetched is an OpenAPI client that answers the first request from memory. It is safe for
@@ -51,7 +53,8 @@ type prefetched struct {
 	requested chan struct{}
 }
 
-// Paths implements openapi.Client.
+// Paths implements openapi.Client. The first call returns the list in memory, if requesting it has succeeded, and
+// closes p.requested. Later calls send a request.
 func (p *prefetched) Paths() (map[string]openapi.GroupVersion, error) {
 	if p.used.CompareAndSwap(false, true) {
 		close(p.requested)
