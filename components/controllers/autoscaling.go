@@ -13,7 +13,8 @@ import (
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 )
 
-// autoscalingDescriptors returns the controllers that scale workloads, for descriptors.
+// autoscalingDescriptors returns the descriptions of the controllers that scale workloads, with which New creates
+// them. It is a part of descriptors.
 func autoscalingDescriptors() []descriptor {
 	return []descriptor{
 		{name: "horizontal-pod-autoscaler-controller", alias: "horizontalpodautoscaling", user: "horizontal-pod-autoscaler", source: "horizontal-pod-autoscaler", workers: 5,

@@ -24,8 +24,8 @@ import (
 	"hyperkube/internal/api/certificates"
 )
 
-// certificateDescriptors returns the controllers for certificates, dynamic resource allocation and storage version
-// migration, for descriptors.
+// certificateDescriptors returns the descriptions of the controllers for certificates, dynamic resource allocation and
+// storage version migration, with which New creates them. It is a part of descriptors.
 func certificateDescriptors() []descriptor {
 	requests := []schema.GroupVersionResource{certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")}
 	return []descriptor{

@@ -57,7 +57,8 @@ import (
 	localpathnames "hyperkube/internal/pod/localpath"
 )
 
-// deps contains what a descriptor needs to create its controller.
+// deps contains what the constructor in a descriptor gets to create its controller: the configuration, and the clients
+// and control.Env of the controller.
 type deps struct {
 	Config
 	// clients are the clients of this controller.
@@ -65,7 +66,8 @@ type deps struct {
 	env     control.Env
 }
 
-// descriptor describes a controller. Names, users, event sources and numbers of workers are upstream's.
+// descriptor describes a controller: its names, its user, the resources that it needs, and its constructor. Names,
+// users, event sources and numbers of workers are upstream's.
 type descriptor struct {
 	name string
 	// alias is another name that --controllers accepts.

@@ -28,7 +28,7 @@ type desiredVolume struct {
 	pods []*corev1.Pod
 }
 
-// emitEvent emits an event on each pod that uses the volume.
+// emitEvent emits an event of the type kind ("Normal" or "Warning") on each pod that uses the volume.
 func (w *desiredVolume) emitEvent(events record.EventRecorder, kind, reason, message string) {
 	for _, p := range w.pods {
 		events.Event(p, kind, reason, message)
@@ -240,7 +240,8 @@ func (c *Controller) volumeDeleted(ctx context.Context, volume string) (bool, er
 	return !slices.ContainsFunc(list.Items, func(pv corev1.PersistentVolume) bool { return pv.Name == volume }), nil
 }
 
-// markUsed records that an attachment is in use or was deleted, so that the time of mayRemove starts again.
+// markUsed records that the volume of an attachment is in use or was detached. name identifies the attachment, as id
+// in mayRemove. If the volume is unused later, forceDetachAfter is counted from then on.
 func (c *Controller) markUsed(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

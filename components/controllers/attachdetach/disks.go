@@ -44,8 +44,9 @@ func diskRemoved(old, cur *corev1.Node) bool {
 	})
 }
 
-// desiredDisks returns the iSCSI disks to list as attached in a node's status: those that are listed and still used or
-// mounted, and those that its pods use (wanted) and that no other node has exclusively.
+// desiredDisks returns the iSCSI disks that the status of the node n should list as attached. It keeps listed disks
+// that the node's pods use (wanted) or that cannot be detached yet (see mayRemove). It adds wanted disks, except those
+// that only one node may use and that another node has.
 func (c *Controller) desiredDisks(n *corev1.Node, wanted map[corev1.UniqueVolumeName]*desiredVolume) *attachedVolumes {
 	next := &attachedVolumes{users: map[corev1.UniqueVolumeName]*desiredVolume{}}
 	id := func(disk corev1.UniqueVolumeName) string { return n.Name + " " + string(disk) }

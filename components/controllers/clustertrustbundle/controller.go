@@ -23,7 +23,8 @@ import (
 // signerName is the signer of the published bundle. This controller deletes all other bundles of the signer.
 const signerName = "kubernetes.io/kube-apiserver-serving"
 
-// Controller maintains the ClusterTrustBundle with the CA certificates. Use New to create it.
+// Controller maintains the ClusterTrustBundle with the CA certificates of the API server's serving certificate. Use
+// New to create it.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -32,8 +33,8 @@ type Controller struct {
 	bundles certificateslisters.ClusterTrustBundleLister
 }
 
-// New returns the controller. ca contains the CA certificates in PEM format and must not be empty. The caller starts
-// the informers of env and calls Run.
+// New returns the controller. ca contains the CA certificates of the API server in PEM format and must not be empty.
+// The caller starts the informers of env and calls Run.
 func New(env control.Env, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	if len(ca) == 0 {
@@ -59,7 +60,8 @@ func bundleName(ca []byte) string {
 	return fmt.Sprintf("%s:%x", strings.ReplaceAll(signerName, "/", ":"), sha256.Sum256(ca))
 }
 
-// sync creates or updates the bundle, and deletes the other bundles of the signer.
+// sync creates or corrects the bundle of the current CA certificates, and deletes the other bundles of signerName. Its
+// key has no meaning, because there is only one bundle.
 func (c *Controller) sync(ctx context.Context, _ string) error {
 	client := c.env.Kube.CertificatesV1().ClusterTrustBundles()
 	there, err := c.bundles.Get(c.name)

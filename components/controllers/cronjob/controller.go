@@ -26,7 +26,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Kind is the kind of the objects that this controller owns.
+// Kind is CronJob, the kind in the owner references of the Jobs that the controller creates.
 var Kind = batchv1.SchemeGroupVersion.WithKind("CronJob")
 
 // slack is added to the delay until the next scheduled time, so that the time is past when the CronJob is synced.

@@ -25,7 +25,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Kind is the kind of the objects that this controller owns.
+// Kind is DaemonSet, the kind in the owner references of the pods and revisions that the controller creates.
 var Kind = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
 
 // burst is the maximum number of pods of one DaemonSet that one sync creates or deletes.
@@ -155,8 +155,9 @@ func (c *Controller) nodeChanged(old, cur *corev1.Node) {
 	}
 }
 
-// podAdded counts an expected creation and enqueues the pod's DaemonSet. If p has no controller, it enqueues the
-// DaemonSets that may adopt p.
+// podAdded enqueues the DaemonSet of a new pod and records that a creation by this controller was observed (see
+// control.Expectations). If p has no controller, it enqueues the DaemonSets that may adopt p. It treats a pod with a
+// deletion timestamp as deleted.
 func (c *Controller) podAdded(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
 		c.podDeleted(p)
@@ -194,8 +195,8 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	}
 }
 
-// podDeleted counts an expected deletion and enqueues the DaemonSet of p. It is also called when p gets a deletion
-// timestamp.
+// podDeleted enqueues the DaemonSet of p and records that a deletion by this controller was observed (see
+// control.Expectations). It is also called when p gets a deletion timestamp.
 func (c *Controller) podDeleted(p *corev1.Pod) {
 	if ds := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); ds != nil {
 		c.expect.Deleted(key(ds), control.ID(p))
@@ -319,7 +320,8 @@ func (c *Controller) canAdopt(ds *appsv1.DaemonSet) func(context.Context) error 
 	})
 }
 
-// apply creates and deletes the pods of a plan, at most burst each. hash is the revision hash for new pods.
+// apply creates a pod on each node in p.create and deletes the pods in p.delete, at most burst each. hash is the hash
+// of the current template, which becomes a label of new pods.
 func (c *Controller) apply(ctx context.Context, ds *appsv1.DaemonSet, p plan, hash string) error {
 	create, victims := p.create[:min(len(p.create), burst)], p.delete[:min(len(p.delete), burst)]
 	ids := make([]string, len(victims))

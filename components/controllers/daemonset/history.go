@@ -17,7 +17,7 @@ import (
 	"hyperkube/components/controllers/internal/revision"
 )
 
-// history contains the revisions of the pod template of a DaemonSet.
+// history contains the ControllerRevisions of a DaemonSet, each of which stores one version of its pod template.
 type history struct {
 	// hash is the revision hash of pods with the current template.
 	hash string
@@ -83,8 +83,9 @@ func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector
 	return h, err
 }
 
-// merge removes duplicates among revisions with the same data: it keeps the last one, changes the revision label of the
-// DaemonSet's pods to it, and deletes the others. It returns nil if same is empty.
+// merge removes duplicates among same, the revisions of a DaemonSet that store the same template. It keeps the last
+// one, changes the revision label of the DaemonSet's pods to its hash, and deletes the others. It returns the last
+// one, or nil if same is empty.
 func (c *Controller) merge(ctx context.Context, ds *appsv1.DaemonSet, same []*appsv1.ControllerRevision) (*appsv1.ControllerRevision, error) {
 	if len(same) == 0 {
 		return nil, nil

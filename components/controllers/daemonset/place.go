@@ -194,8 +194,9 @@ func (c *Controller) planPlacement(ds *appsv1.DaemonSet, nodes []*corev1.Node, p
 	return p
 }
 
-// planNode adds to the plan p what to do on a node that has the pods on and may keep one. Terminated pods are deleted,
-// failed ones after a back-off.
+// planNode adds to the plan p which pods to create and delete on the node n. on are the DaemonSet's pods there, of
+// which it may keep one, and f whether a pod may start and stay there. Terminated pods are deleted, failed ones after
+// a back-off.
 func (c *Controller) planNode(ds *appsv1.DaemonSet, n *corev1.Node, on []*corev1.Pod, f fit, hash string, p *plan) {
 	var running []*corev1.Pod
 	held := false // a failed pod occupies the node until its back-off is over
@@ -334,7 +335,8 @@ type nodePods struct {
 	hasExcess bool
 }
 
-// find sets old, new and hasExcess from the pods on the node.
+// find sets the fields old, new and hasExcess of o from pods, the DaemonSet's pods on the node. hash is the revision
+// hash of the current template.
 func (o *nodePods) find(ds *appsv1.DaemonSet, pods []*corev1.Pod, hash string) {
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil {

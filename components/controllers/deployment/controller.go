@@ -23,7 +23,7 @@ import (
 	"hyperkube/components/controllers/replicaset"
 )
 
-// Kind is the kind of the objects that this controller owns.
+// Kind is Deployment, the kind in the owner references of the ReplicaSets that the controller creates.
 var Kind = appsv1.SchemeGroupVersion.WithKind("Deployment")
 
 // Controller reconciles Deployments. Each sync handles one Deployment. Use New to create it.

@@ -17,7 +17,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// rollout is the state of one sync of one Deployment. It is not safe for concurrent use.
+// rollout is the state of one sync of one Deployment: the Deployment and its new and old ReplicaSets. It is not safe
+// for concurrent use.
 type rollout struct {
 	*Controller
 	// d is a private copy of the Deployment, updated after every write.
@@ -41,8 +42,9 @@ func (r *rollout) all() []*appsv1.ReplicaSet {
 	return out
 }
 
-// find sets new and old, and updates the annotations of the new ReplicaSet and the revision of the Deployment. If the
-// new ReplicaSet does not exist and create is true, find creates it. r.new may be nil afterwards.
+// find determines the new ReplicaSet of the Deployment, which has its current pod template, and the old ones, and
+// stores them in r.new and r.old. It updates the annotations of the new ReplicaSet and the revision of the Deployment.
+// If there is no new ReplicaSet, find creates it if create is true, and otherwise leaves r.new nil.
 func (r *rollout) find(ctx context.Context, create bool) error {
 	existing := findNew(r.d, r.owned)
 	r.old = withoutSet(r.owned, existing)
@@ -208,7 +210,8 @@ func (r *rollout) scale(ctx context.Context, rs *appsv1.ReplicaSet, size int32) 
 	return before != size, nil
 }
 
-// resize is scale, but does nothing if the ReplicaSet already has the size, even if its annotations are outdated.
+// resize does the same as scale, but writes nothing if the ReplicaSet already has the size, even if its annotations
+// are outdated.
 func (r *rollout) resize(ctx context.Context, rs *appsv1.ReplicaSet, size int32) (bool, error) {
 	if replicas(rs.Spec.Replicas) == size {
 		return false, nil

@@ -46,7 +46,8 @@ func removeCondition(s *appsv1.DeploymentStatus, kind appsv1.DeploymentCondition
 	s.Conditions = kept
 }
 
-// setCondition replaces the condition of cond's type, unless it has the same status and reason.
+// setCondition adds cond to the status s, or replaces the condition of the same type. It does nothing if that
+// condition has the same status and reason. It keeps the transition time if only the reason changes.
 func setCondition(s *appsv1.DeploymentStatus, cond appsv1.DeploymentCondition) {
 	if old := condition(s, cond.Type); old != nil {
 		if old.Status == cond.Status && old.Reason == cond.Reason {

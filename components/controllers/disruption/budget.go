@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// syncBudget counts the pods that the budget b covers and writes its status. It emits events if there are none or if
-// the expected number cannot be determined.
+// syncBudget counts the pods that the budget b selects and writes the numbers to its status. It emits events if b
+// selects no pods, or if the number of pods that should exist cannot be determined.
 func (c *Controller) syncBudget(ctx context.Context, b *policyv1.PodDisruptionBudget) error {
 	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	var pods []*corev1.Pod

@@ -35,9 +35,9 @@ func (c *Collector) resource(m mapping, namespace string) metadata.ResourceInter
 	return c.cfg.Metadata.Resource(m.gvr)
 }
 
-// attemptDelete is the sync of the queue deletes: it gets an object from the API server and deletes it if all its
-// owners are absent. For a virtual node it checks whether the owner exists, and for an owner in foreground deletion
-// whether it can be removed.
+// attemptDelete is the sync function of the queue deletes. It gets an object from the API server and deletes it if all
+// its owners are absent. For an object that is only known from owner references (a virtual node), it checks whether
+// the object exists. For an owner in foreground deletion, it checks whether the owner's finalizer can be removed.
 func (c *Collector) attemptDelete(ctx context.Context, uid types.UID) error {
 	n, ok := c.graph.get(uid)
 	if !ok {
@@ -292,8 +292,8 @@ func (c *Collector) delete(ctx context.Context, api metadata.ResourceInterface, 
 	return err
 }
 
-// attemptOrphan is the sync of the queue orphans: it removes the references to an owner from all its dependents, and
-// then the finalizer that delays the owner's deletion.
+// attemptOrphan is the sync function of the queue orphans, whose keys are owners that are deleted with the propagation
+// policy Orphan. It removes the references to an owner from all its dependents, and then the owner's finalizer.
 func (c *Collector) attemptOrphan(ctx context.Context, uid types.UID) error {
 	n, ok := c.graph.get(uid)
 	if !ok || n.virtual {

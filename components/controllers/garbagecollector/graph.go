@@ -17,7 +17,7 @@ type identity struct {
 	uid             types.UID
 }
 
-// node is an object in the graph.
+// node is an object in the graph. A virtual node stands for an object that is only known from owner references.
 type node struct {
 	identity
 	// virtual is true if the object was not observed, only referred to as an owner. Its version and

@@ -128,7 +128,8 @@ func (r *evaluation) tolerance() tolerance {
 	return t
 }
 
-// metricProposal evaluates one metric of the spec for the target of.
+// metricProposal evaluates one metric of the spec: it returns the number of replicas of the scale target of that the
+// metric requires, or the failure.
 func (r *evaluation) metricProposal(ctx context.Context, m *autoscalingv2.MetricSpec, of scaleTarget) (*proposal, *failure) {
 	namespace := r.hpa.Namespace
 	switch {

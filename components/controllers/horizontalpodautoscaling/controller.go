@@ -146,7 +146,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return err
 }
 
-// evaluation is one evaluation of one autoscaler. It is not safe for concurrent use.
+// evaluation is the state of one evaluation of one autoscaler: the object before and after it, its scaling history,
+// and the values of the metrics. It is not safe for concurrent use.
 type evaluation struct {
 	*Controller
 	was, hpa *autoscalingv2.HorizontalPodAutoscaler

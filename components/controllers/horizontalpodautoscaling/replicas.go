@@ -87,7 +87,8 @@ func roundUp(x float64) int32 {
 	return int32(x)
 }
 
-// comparison defines how the samples of pods are compared with a target value: see usage and utilization.
+// comparison defines how the samples of pods are compared with the target value of a metric. The functions usage and
+// utilization create it.
 type comparison struct {
 	ratio func(samples map[string]sample) (float64, error)
 	// full is the usage assumed for a pod without a sample when the others use less than their

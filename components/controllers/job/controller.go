@@ -28,7 +28,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Kind is the kind of the objects that this controller owns.
+// Kind is Job, the kind in the owner references of the pods that the controller creates.
 var Kind = batchv1.SchemeGroupVersion.WithKind("Job")
 
 const (
@@ -110,7 +110,7 @@ func (c *Controller) jobAdded(j *batchv1.Job) {
 	c.AddObject(j)
 }
 
-// forget discards what is stored about the Job k, which was deleted.
+// forget discards the back-off, the expected writes and the released pods of the Job k, which was deleted.
 func (c *Controller) forget(k string) {
 	c.expect.Forget(k)
 	c.mu.Lock()
@@ -130,8 +130,9 @@ func (s *state) uncounted(p *corev1.Pod) bool {
 	return !s.released[key(s.job)][p.UID]
 }
 
-// finalizerRemoved is called when the cache contains a pod of a Job without the finalizer, or when the pod was deleted.
-// The pod need not be tracked in released any more.
+// finalizerRemoved is called when the cache contains a pod of the Job j without the finalizer, or when the pod was
+// deleted. It removes the pod from c.released, the pods whose finalizer this controller has removed but whose cached
+// object may still have it.
 func (c *Controller) finalizerRemoved(p *corev1.Pod, j *batchv1.Job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,14 +165,14 @@ func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *batchv
 	return control.Owner(ref, Kind, c.jobs.Jobs(namespace).Get)
 }
 
-// podAdded handles a pod that the informer has added.
+// podAdded is the handler of new pods: it updates the metrics of the finalizer and calls podCreated.
 func (c *Controller) podAdded(p *corev1.Pod) {
 	c.metrics.seen(nil, p)
 	c.podCreated(p)
 }
 
-// podCreated handles a pod that the informer has added: it enqueues the pod's Job and records that the creation was
-// observed.
+// podCreated enqueues the Job of a new pod, and records that a creation by this controller was observed (see
+// control.Expectations). A pod without a Job is passed to handleOrphan, and one with a deletion timestamp to podGone.
 func (c *Controller) podCreated(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
 		c.podGone(p)
@@ -232,13 +233,14 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	}
 }
 
-// podDeleted handles a pod that the informer has removed.
+// podDeleted is the handler of deleted pods: it updates the metrics of the finalizer and calls podGone.
 func (c *Controller) podDeleted(p *corev1.Pod) {
 	c.metrics.seen(p, nil)
 	c.podGone(p)
 }
 
-// podGone handles a pod that was deleted or is being deleted.
+// podGone handles a pod that was deleted or is being deleted. It enqueues the pod's Job and records that a deletion by
+// this controller was observed. If the Job does not exist, it enqueues the pod, so that its finalizer is removed.
 func (c *Controller) podGone(p *corev1.Pod) {
 	if j := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); j != nil {
 		c.expect.Deleted(key(j), control.ID(p))

@@ -16,7 +16,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// state is the state of one sync of one Job. It is not safe for concurrent use.
+// state is the state of one sync of one Job: the classified pods, the completion indexes and the status to write. It
+// is not safe for concurrent use.
 type state struct {
 	*Controller
 	job *batchv1.Job // a private copy

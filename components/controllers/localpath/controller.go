@@ -24,7 +24,7 @@ import (
 	"hyperkube/internal/pod/localpath"
 )
 
-// The prefixes of the loop's keys.
+// Prefixes of the keys in the work queue: before the name of a volume, and before the namespace/name of a claim.
 const (
 	volumeKey = "volume/"
 	claimKey  = "claim/"

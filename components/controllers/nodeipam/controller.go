@@ -183,8 +183,9 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return fmt.Errorf("assigning pod CIDRs: %w", err)
 }
 
-// enqueueWaiting enqueues one of the waiting Nodes, but not tried, if each set has a free CIDR. It is called after each
-// sync, so that the sync of that Node enqueues the next one.
+// enqueueWaiting enqueues one of the Nodes that wait for CIDRs, except the Node tried, if a CIDR of each family is
+// free. It is called after each sync with the Node of that sync, so that the sync of the enqueued Node enqueues the
+// next one.
 func (c *Controller) enqueueWaiting(tried string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

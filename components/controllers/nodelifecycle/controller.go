@@ -96,7 +96,7 @@ type Controller struct {
 	evictions *prometheus.CounterVec
 }
 
-// health is what the controller has observed of a Node.
+// health is what the controller has observed of a Node: the last sign of life of its kubelet and its Ready condition.
 type health struct {
 	uid string
 	// lastSeen is when the controller last observed a heartbeat or Lease renewal.

@@ -20,8 +20,9 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// step is a range of cluster sizes, from least to most nodes, and its TTL in seconds. The ranges overlap, so that
-// adding and removing single nodes does not repeatedly change the annotation of all nodes.
+// step is a range of cluster sizes, from least to most nodes, and the TTL in seconds of the annotation
+// node.alpha.kubernetes.io/ttl for it. The ranges overlap, so that adding and removing single nodes does not
+// repeatedly change the annotation of all nodes.
 type step struct{ least, most, seconds int }
 
 var steps = []step{
@@ -32,7 +33,8 @@ var steps = []step{
 	{1800, math.MaxInt, 300},
 }
 
-// Controller annotates each node with the TTL for the current number of nodes.
+// Controller sets the annotation node.alpha.kubernetes.io/ttl of each node: for how many seconds its kubelet may cache
+// Secrets and ConfigMaps. The time depends on the number of nodes.
 type Controller struct {
 	*control.Loop
 	env   control.Env
@@ -74,7 +76,7 @@ func (c *Controller) addNodes(by int) {
 	}
 }
 
-// seconds returns the TTL for the current number of nodes.
+// seconds returns the TTL for the current number of nodes, the value of the annotation.
 func (c *Controller) seconds() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

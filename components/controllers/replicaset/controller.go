@@ -29,8 +29,8 @@ const burst = 500
 // Kind is the kind of ReplicaSets, as pods refer to their owner.
 var Kind = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
 
-// Flavor adapts the Controller to a kind of object: ReplicaSets, or ReplicationControllers, which are
-// converted to ReplicaSets. In the fields, an owner is an object of this kind, because it owns pods.
+// Flavor adapts the Controller to a kind of workload: ReplicaSets, or ReplicationControllers, which are converted to
+// ReplicaSets. The fields call an object of this kind an owner, because it owns pods.
 type Flavor struct {
 	// Name is the controller's name in logs.
 	Name string
@@ -120,7 +120,8 @@ func NewFlavor(env control.Env, f Flavor) (*Controller, error) {
 // key returns the key of an owner in the queue.
 func key(rs *appsv1.ReplicaSet) string { return rs.Namespace + "/" + rs.Name }
 
-// ownerChanged handles an update of an owner from a to b.
+// ownerChanged is the handler of updates: it enqueues the owner b. If b has another UID than a, its previous version,
+// the owner was deleted and recreated, so the expected writes for a are discarded.
 func (c *Controller) ownerChanged(a, b any) {
 	old, cur := c.flavor.Convert(a), c.flavor.Convert(b)
 	if old == nil || cur == nil {
@@ -155,8 +156,8 @@ func (c *Controller) get(key string) *appsv1.ReplicaSet {
 	return c.flavor.Convert(obj)
 }
 
-// podAdded counts an expected creation and enqueues the pod's owner. If p has no owner, it enqueues those that may
-// adopt p.
+// podAdded enqueues the owner of a new pod and records that a creation by this controller was observed (see
+// control.Expectations). If p has no owner, it enqueues those that may adopt p.
 func (c *Controller) podAdded(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
 		// The pod was already being deleted when it was first observed, so it is not an expected
@@ -202,8 +203,8 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	}
 }
 
-// podDeleted counts an expected deletion and enqueues the owner of p. It is also called when p gets a deletion
-// timestamp.
+// podDeleted enqueues the owner of p and records that a deletion by this controller was observed (see
+// control.Expectations). It is also called when p gets a deletion timestamp.
 func (c *Controller) podDeleted(p *corev1.Pod) {
 	ref := metav1.GetControllerOfNoCopy(p)
 	if ref == nil {

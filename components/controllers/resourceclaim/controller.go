@@ -145,7 +145,7 @@ func (c *Controller) templateMade(t *resourcev1.ResourceClaimTemplate) {
 	c.addPods(byTemplate, t.Namespace+"/"+t.Name)
 }
 
-// addPods enqueues the pods with a key in an index.
+// addPods enqueues the pods that the index with this name lists under key.
 func (c *Controller) addPods(index, key string) {
 	objs, err := c.index.ByIndex(index, key)
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// The name and content of the ConfigMap.
+// Name, keys and description of the ConfigMap kube-root-ca.crt, from which pods read the CA certificates of the API
+// server.
 const (
 	name           = "kube-root-ca.crt"
 	dataKey        = "ca.crt"
@@ -26,7 +27,8 @@ const (
 		"No other usage is guaranteed across distributions of Kubernetes clusters."
 )
 
-// Controller creates the ConfigMap in each active namespace, and restores its content when it is changed or deleted.
+// Controller creates the ConfigMap kube-root-ca.crt in each active namespace, and restores its content when it is
+// changed or deleted.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -72,7 +74,8 @@ func New(env control.Env, ca []byte) (*Controller, error) {
 	return c, c.Watch(configMaps.Informer(), control.Handlers(nil, func(_, m *corev1.ConfigMap) { changed(m) }, changed))
 }
 
-// sync publishes the certificates in the namespace with the key, and records the HTTP status and duration in metrics.
+// sync publishes the CA certificates in the namespace with the name key, and counts the result and its duration in the
+// metrics by HTTP status.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	began := c.env.Clock.Now()
 	err := c.publish(ctx, key)
@@ -89,8 +92,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return err
 }
 
-// publish creates or updates the ConfigMap in a namespace, unless the namespace does not exist or is not active. key is
-// the namespace's name.
+// publish creates or corrects the ConfigMap kube-root-ca.crt in the namespace with the name key, unless the namespace
+// does not exist or is not active.
 func (c *Controller) publish(ctx context.Context, key string) error {
 	ns, err := c.namespaces.Get(key)
 	if err != nil || ns.Status.Phase != corev1.NamespaceActive {

@@ -17,7 +17,7 @@ import (
 // name is the name of the created service accounts. Pods that specify none use it.
 const name = "default"
 
-// Controller creates the missing service account of each active namespace.
+// Controller creates the service account "default" in each active namespace that lacks it.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -39,7 +39,7 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(accounts.Informer(), control.Handlers(nil, nil, func(sa *corev1.ServiceAccount) { c.Add(sa.Namespace) }))
 }
 
-// sync creates the service account of the namespace with the key if it does not exist.
+// sync creates the service account "default" in the namespace with the name key if it does not exist.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	ns, err := c.namespaces.Get(key)
 	if err != nil || ns.Status.Phase != corev1.NamespaceActive {

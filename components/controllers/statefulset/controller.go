@@ -24,7 +24,7 @@ import (
 	"hyperkube/components/controllers/internal/revision"
 )
 
-// Kind is the kind of the objects that this controller owns.
+// Kind is StatefulSet, the kind in the owner references of the pods and revisions that the controller creates.
 var Kind = appsv1.SchemeGroupVersion.WithKind("StatefulSet")
 
 // hashLabel is the label of a ControllerRevision with the hash in its name.

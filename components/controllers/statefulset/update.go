@@ -24,7 +24,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// update is the state of one sync of one StatefulSet. It is not safe for concurrent use.
+// update is the state of one sync of one StatefulSet: its pods, its revisions and the progress of a rollout. It is not
+// safe for concurrent use.
 type update struct {
 	*Controller
 	set  *appsv1.StatefulSet // a private copy
@@ -189,7 +190,8 @@ func (u *update) ordered() bool {
 	return u.set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement
 }
 
-// sort divides the pods into replicas and condemned. For missing replicas it adds new pods, which are not created yet.
+// sort divides the pods into u.replicas, those with desired ordinals, and u.condemned, those to delete. For desired
+// ordinals without a pod, it adds new pods, which are not created in the API server yet.
 func (u *update) sort() error {
 	first, n := start(u.set), size(u.set)
 	u.replicas, u.missing = make([]*corev1.Pod, n), make([]bool, n)
@@ -262,8 +264,8 @@ func (u *update) syncPods(ctx context.Context) error {
 	return u.rollingUpdate(ctx)
 }
 
-// firstDown returns the first unavailable pod, or nil if all are available. When scaling down, this is the only
-// unavailable pod that may be deleted.
+// firstDown returns the first unavailable pod, or nil if all are available. With ordered pod management, scaling down
+// may not delete any other unavailable pod.
 func (u *update) firstDown() *corev1.Pod {
 	for _, p := range u.replicas {
 		if u.down(p) {

@@ -56,9 +56,9 @@ func (c *Controller) storageMigrating(crd *apiextensionsv1.CustomResourceDefinit
 		WithReason(reason).WithMessage(message).WithLastTransitionTime(metav1.NewTime(c.env.Clock.Now())).WithObservedGeneration(crd.Generation)
 }
 
-// applyDefinitionStatus updates the status of the CustomResourceDefinition of m's resource. It calls say with the
-// definition and an empty status, to which say adds fields, and applies them. After a conflict it repeats this. It does
-// nothing if the resource has no definition.
+// applyDefinitionStatus updates the status of the CustomResourceDefinition that defines the resource of m. It calls
+// say with the definition and an empty status. say adds fields to the status, which server-side apply then writes.
+// After a conflict, this is repeated. It does nothing if the resource has no definition.
 func (c *Controller) applyDefinitionStatus(ctx context.Context, m *storagemigrationv1.StorageVersionMigration, say func(*apiextensionsv1.CustomResourceDefinition, *applyv1.CustomResourceDefinitionStatusApplyConfiguration)) error {
 	if m.Spec.Resource.Group == "" {
 		return nil

@@ -38,7 +38,8 @@ type Controller struct {
 	pending map[string]eviction // pending evictions by the pod's key; guarded by mu
 }
 
-// eviction is the pending eviction of the pod with a UID.
+// eviction is the pending eviction of a pod from its tainted node: the pod's UID, when the pod was first observed
+// there, and when it is evicted.
 type eviction struct {
 	uid types.UID
 	// since is when the pod was first observed on the tainted node. The time of tolerations starts then, even if the

@@ -16,7 +16,8 @@ import (
 	"hyperkube/internal/pod/localpath"
 )
 
-// Controller emits the events.
+// Controller emits an event on each claim that requests more storage than it has, unless the local path provisioner
+// expands the claim. The event explains that an external controller expands the volume.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -41,7 +42,8 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(seen, grown, nil))
 }
 
-// sync emits the event on the claim with the key, if the claim is bound and requests more storage than it has.
+// sync emits the event ExternalExpanding on the claim with the key, if the claim is bound and requests more storage
+// than it has.
 func (c *Controller) sync(_ context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)

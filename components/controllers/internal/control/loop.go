@@ -21,7 +21,7 @@ import (
 const (
 	initialBackoff = 5 * time.Millisecond
 	maxBackoff     = 2 * time.Minute
-	// maxPrepareBackoff is the maximum back-off of the function set by Prepare.
+	// maxPrepareBackoff is the maximum back-off between calls of the function that was set with Loop.Prepare.
 	maxPrepareBackoff = 10 * time.Second
 )
 

@@ -86,8 +86,9 @@ func Claim(ctx context.Context, kube kubernetes.Interface, index cache.Indexer, 
 	return revs, err
 }
 
-// New returns a revision of owner with its number and name, without creating it in the API server. meta are the labels,
-// which are copied.
+// New returns a ControllerRevision that owner controls, without creating it in the API server. kind is the owner's
+// kind, meta are the labels, which are copied, data is the result of Data, number the position in the history, and
+// name the object name.
 func New(owner metav1.Object, kind schema.GroupVersionKind, meta map[string]string, data []byte, number int64, name string) *appsv1.ControllerRevision {
 	l := make(map[string]string, len(meta))
 	maps.Copy(l, meta)
