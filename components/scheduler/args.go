@@ -37,8 +37,8 @@ func readArgs(list []configv1.PluginConfig) (plugins.Args, error) {
 	return args, nil
 }
 
-// readOne decodes the arguments of one plugin into args. Empty arguments, and those of ignored plugins, change nothing.
-// It returns an error if the plugin has no arguments.
+// readOne decodes the arguments of one plugin and sets them in args. If the arguments are empty, or the plugin is an
+// ignored one (see ignoredPlugins), it does nothing. It returns an error for a plugin that has no arguments.
 func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 	data := c.Args.Raw
 	if len(data) == 0 || slices.Contains(ignoredPlugins, c.Name) {
@@ -127,7 +127,8 @@ func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 	return nil
 }
 
-// readPreemption sets the fields of p from the plugin's arguments, as YAML or JSON, and checks them.
+// readPreemption decodes data, the arguments of the DefaultPreemption plugin in YAML or JSON, sets the fields of p
+// that they contain, and checks the values.
 func readPreemption(p *plugins.DefaultPreemption, data []byte) error {
 	var a configv1.DefaultPreemptionArgs
 	if err := yaml.UnmarshalStrict(data, &a); err != nil {
@@ -150,7 +151,8 @@ func readPreemption(p *plugins.DefaultPreemption, data []byte) error {
 	return nil
 }
 
-// readFit sets the fields of p from the plugin's arguments, as YAML or JSON, and checks them.
+// readFit decodes data, the arguments of the NodeResourcesFit plugin in YAML or JSON, sets the fields of p that they
+// contain, and checks the values.
 func readFit(p *plugins.NodeResourcesFit, data []byte) error {
 	var a configv1.NodeResourcesFitArgs
 	if err := yaml.UnmarshalStrict(data, &a); err != nil {
@@ -212,7 +214,8 @@ func readShape(points []configv1.UtilizationShapePoint) ([]plugins.Point, error)
 	return out, nil
 }
 
-// readSpread sets the fields of p from the plugin's arguments, as YAML or JSON, and checks them.
+// readSpread decodes data, the arguments of the PodTopologySpread plugin in YAML or JSON, sets the fields of p that
+// they contain, and checks the values.
 func readSpread(p *plugins.PodTopologySpread, data []byte) error {
 	var a configv1.PodTopologySpreadArgs
 	if err := yaml.UnmarshalStrict(data, &a); err != nil {

@@ -175,7 +175,7 @@ func (s *search) check(n *state.Node) ([]framework.Reason, *check) {
 	return s.checkBare(n)
 }
 
-// checkBare is check without nominated pods.
+// checkBare does the same as check, but ignores the pods that are nominated to the node.
 func (s *search) checkBare(n *state.Node) ([]framework.Reason, *check) {
 	for i := range s.checks {
 		k := &s.checks[i]
@@ -290,8 +290,8 @@ func candidates(c *framework.Cycle, set *plugins.Set, more nodeFilter, a *plugin
 	return nil, failed
 }
 
-// try checks a node. If the pod fits, it appends the node to fitting and returns the result. Otherwise it adds the
-// reasons to u.
+// try checks whether the pod fits on the node n. If it does, try appends n to fitting and returns the result.
+// Otherwise it adds the reasons to u and returns fitting unchanged.
 func (u *fitError) try(n *state.Node, fitting []*state.Node) []*state.Node {
 	reasons, by := u.search.check(n)
 	if reasons == nil {

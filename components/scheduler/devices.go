@@ -75,7 +75,9 @@ func newDevices() *devices {
 	}
 }
 
-// devicesMessage is a message to the goroutine of Run about devices. One of claim, written, changed and synced is set.
+// devicesMessage is a message to the goroutine of Scheduler.Run about devices: a changed claim (claim), the result of
+// writing an allocation (written), changed slices, classes or taint rules (changed), or that the informers are synced
+// (synced). One of these fields is set.
 type devicesMessage struct {
 	claim *resourcev1.ResourceClaim
 	gone  bool
@@ -327,8 +329,9 @@ func usesClaim(pod *corev1.Pod, key string) bool {
 	})
 }
 
-// devicesChanged processes a message about devices: it queues pods that wait for the changed claim again, and evaluates
-// gated pods again. It returns the event that applies to all unschedulable pods, or 0.
+// devicesChanged processes a message about devices. It queues unschedulable pods that wait for the changed claim
+// again, and checks whether gated pods may be scheduled now. It returns the event after which other unschedulable pods
+// may fit, or 0 if there is none.
 func (s *Scheduler) devicesChanged(m *devicesMessage, now time.Time) framework.Event {
 	freed, claim := s.devices.process(m)
 	if claim != "" {

@@ -95,7 +95,8 @@ func newExtender(cfg *configv1.Extender) (*extender, error) {
 	return e, nil
 }
 
-// dataOr returns data, or if it is empty the content of file. It returns nothing if both are empty.
+// dataOr returns data, the inline value of a setting, or if it is empty the content of file. If both are empty, the
+// setting is not configured and the result is empty.
 func dataOr(data []byte, file string) ([]byte, error) {
 	if len(data) > 0 || file == "" {
 		return data, nil

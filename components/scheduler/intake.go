@@ -43,8 +43,9 @@ func (s *Scheduler) processInbox() {
 	s.queue.onEvent(happened, now)
 }
 
-// bindingFailed removes an assumed pod from its node because a writer could not bind it, and queues the pod again after
-// its back-off. It returns the event for unschedulable pods, because the resources of the pod are available again.
+// bindingFailed removes an assumed pod from its node because a writer could not bind the pod, and queues the pod again
+// after its back-off. It returns the event after which other unschedulable pods may fit, because the resources of the
+// pod are available again.
 func (s *Scheduler) bindingFailed(it *item, now time.Time) framework.Event {
 	uid := it.pod.UID
 	// The pod may have been bound or deleted before.
@@ -67,7 +68,7 @@ func (s *Scheduler) evictionDone(pod *corev1.Pod, err error, now time.Time) {
 }
 
 // podChanged updates the state and the queue with a pod from the informer, which was deleted if gone is true. It
-// returns the event for unschedulable pods, or 0.
+// returns the event after which unschedulable pods may fit because of this change, or 0 if there is none.
 func (s *Scheduler) podChanged(pod *corev1.Pod, gone bool, now time.Time) framework.Event {
 	uid := pod.UID
 	switch {
@@ -134,7 +135,8 @@ func (s *Scheduler) removeFromNode(uid types.UID) framework.Event {
 	return framework.PodRemoved
 }
 
-// podEvent returns the event for unschedulable pods when an assigned pod changes from old to now, or 0.
+// podEvent returns the events after which unschedulable pods may fit because an assigned pod has changed from old to
+// now: its labels have changed, its termination has started, or its requests have decreased. Otherwise it returns 0.
 func podEvent(old, now *state.Pod) framework.Event {
 	var e framework.Event
 	if !maps.Equal(old.Object.Labels, now.Object.Labels) || old.Object.DeletionTimestamp == nil && now.Object.DeletionTimestamp != nil {
@@ -146,8 +148,8 @@ func podEvent(old, now *state.Pod) framework.Event {
 	return e
 }
 
-// nodeEvent returns the events for unschedulable pods when a node changes from old to now, or 0. old is nil for a new
-// node.
+// nodeEvent returns the events after which unschedulable pods may fit because a node has changed from old to now, or 0
+// if the change cannot help them. old is nil for a new node.
 func nodeEvent(old *state.Node, now *corev1.Node) framework.Event {
 	if old == nil {
 		return framework.NodeAdded

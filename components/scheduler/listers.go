@@ -18,8 +18,9 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// message is a message from an informer or a writer to the goroutine of Run. One of pod, node, failed, claim, event,
-// evicted and devices is set.
+// message is a message from an informer or a writer to the goroutine of Scheduler.Run, which alone changes the state
+// and the queue. One of pod, node, failed, claim, event, evicted and devices is set and determines the kind of
+// message.
 type message struct {
 	pod    *corev1.Pod
 	node   *corev1.Node
@@ -46,7 +47,7 @@ type inbox struct {
 
 func newInbox() *inbox { return &inbox{signal: make(chan struct{}, 1)} }
 
-// put adds a message and wakes the goroutine of Run.
+// put adds a message and wakes the goroutine of Scheduler.Run, which processes the messages.
 func (b *inbox) put(m message) {
 	b.mu.Lock()
 	b.messages = append(b.messages, m)

@@ -132,7 +132,8 @@ func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metri
 	return m, nil
 }
 
-// queueNames are the names of the parts of the queue in metrics. Parts without a name have no metric.
+// queueNames are the names of the subQueues of the scheduling queue in the metric of pending pods. Those without a
+// name, such as that of pods in scheduling, are not counted.
 var queueNames = [numSubQueues]string{activeQ: "active", backoffQ: "backoff", unschedulable: "unschedulable", gated: "gated"}
 
 // queueAdd counts a pod that was added to a part of the queue. cause is upstream's name of the event that caused it.

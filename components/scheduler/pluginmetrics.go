@@ -79,8 +79,8 @@ func (a *pluginMetrics) observe(plugin, point, status string, began time.Time) {
 	}
 }
 
-// filter counts the call of the i-th filter of the profile for a pod. k and err are its result, and began is from
-// startTime.
+// filter counts the call of the i-th filter of the profile for a pod. k and err are the results of the call, and began
+// is the time that startTime returned before it.
 func (a *pluginMetrics) filter(i int, name string, k *framework.Check, err error, began time.Time) {
 	if a == nil || a.filters[i].pre == nil {
 		return
@@ -138,7 +138,8 @@ func (a *pluginMetrics) sampleNode(s *search, n *state.Node) {
 	}
 }
 
-// score counts that the i-th score plugin of the profile has scored a number of nodes. began is from startTime.
+// score counts that the i-th score plugin of the profile has scored a number of nodes. began is the time that
+// startTime returned before the call.
 func (a *pluginMetrics) score(i int, name string, nodes int, began time.Time) {
 	if a == nil {
 		return

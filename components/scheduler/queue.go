@@ -23,7 +23,8 @@ const (
 	maxWaiting = 5 * time.Minute
 )
 
-// subQueue is a part of the scheduling queue. Each pod without a node is in one of them.
+// subQueue is a part of the scheduling queue: pods that are ready, in back-off, unschedulable, gated or in scheduling.
+// Each pod without a node is in one part.
 type subQueue uint8
 
 const (

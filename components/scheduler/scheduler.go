@@ -230,9 +230,9 @@ func (s *Scheduler) wait(ctx context.Context) bool {
 	return true
 }
 
-// attempt tries to find a node for a pod from the queue. If it finds one, it assumes the pod: the state counts the pod
-// as running there before it is bound. Otherwise it queues the pod again. It returns what a writer must write to the
-// API server.
+// attempt tries to find a node for a pod from the queue. If it finds one, the state counts the pod as running there
+// before it is bound (it is assumed). Otherwise attempt queues the pod again. It returns the decision, which a writer
+// writes to the API server.
 func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	start := time.Now()
 	profile := s.profiles[it.pod.Spec.SchedulerName]

@@ -244,7 +244,7 @@ func (w *writers) reportBindFailure(ctx context.Context, d *decision, why error,
 // maxNote is the maximum length of an Event's note in bytes, which the API server enforces.
 const maxNote = 1024
 
-// note truncates a text to maxNote bytes.
+// note truncates the text of an Event to maxNote bytes.
 func note(text string) string {
 	const rest = " ..."
 	if len(text) <= maxNote {

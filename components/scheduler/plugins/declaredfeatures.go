@@ -19,13 +19,14 @@ type NodeDeclaredFeatures struct{}
 // Name returns the name of the plugin in configuration files.
 func (NodeDeclaredFeatures) Name() string { return "NodeDeclaredFeatures" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (NodeDeclaredFeatures) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeFeaturesChanged
 }
 
-// Filter rejects nodes that do not declare a feature that the pod's spec requires. It returns nil if the pod requires
-// none.
+// Filter rejects nodes that do not declare a feature that the pod's spec requires. It rejects no node and returns nil
+// if the pod requires none.
 func (NodeDeclaredFeatures) Filter(c *framework.Cycle) (*framework.Check, error) {
 	all := features.DefaultFramework
 	set, err := all.InferForPodScheduling(&features.PodInfo{Spec: &c.Pod.Object.Spec}, version.MajorMinor(1, 37))

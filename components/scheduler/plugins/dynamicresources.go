@@ -36,8 +36,8 @@ type DynamicResources struct {
 // Name returns the name of the plugin in configuration files.
 func (DynamicResources) Name() string { return "DynamicResources" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit. ClaimChanged covers changes of the pod's
-// own claims only.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected. ClaimChanged covers changes of the pod's own claims only.
 func (DynamicResources) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.NodeAllocatableChanged | framework.PodRemoved | framework.ClaimChanged | framework.DevicesChanged
 }

@@ -22,7 +22,8 @@ const (
 	imageCeiling = 1000 << 20
 )
 
-// Score prefers nodes that have more bytes of the pod's images. It returns false if no node has any of them.
+// Score prefers nodes that have more bytes of the pod's images. It gives no scores and returns false if no node has
+// any of them.
 func (ImageLocality) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	spec := &c.Pod.Object.Spec
 	var names []string

@@ -20,7 +20,8 @@ type InterPodAffinity struct {
 // Name returns the name of the plugin in configuration files.
 func (InterPodAffinity) Name() string { return "InterPodAffinity" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (InterPodAffinity) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.PodAdded | framework.PodRemoved | framework.PodLabelsChanged
 }
@@ -116,8 +117,9 @@ func (InterPodAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	return &framework.Check{Node: k.check, Moved: k.moved}, nil
 }
 
-// countOwn adds pods to near and away if they match the pod's terms. The pods have the namespace and labels l, and on
-// is their number on each node. by is 1, or -1 to remove them.
+// countOwn adds the number of pods with this namespace and these labels on each node, on, to the counts of the pods
+// that match the affinity (k.near) and anti-affinity terms (k.away) of the pod to schedule, if they match. by is 1, or
+// -1 to subtract the pods.
 func (k *affinityState) countOwn(namespace string, l labels.Set, on []*state.Tally, by int64) {
 	for i, t := range k.own.Away {
 		if t.Matches(k.c.Namespaces, namespace, l) {
@@ -149,8 +151,8 @@ func (k *affinityState) all(namespace string, l labels.Set) bool {
 	return true
 }
 
-// countExisting adds pods to existingAway if their anti-affinity terms match the pod to schedule. terms are theirs, and
-// on is their number on each node. by is 1, or -1 to remove them.
+// countExisting adds the number of existing pods on each node, on, to k.existingAway for each of their required
+// anti-affinity terms, terms, that matches the pod to schedule. by is 1, or -1 to subtract the pods.
 func (k *affinityState) countExisting(terms *state.Terms, on []*state.Tally, by int64) {
 	for _, t := range terms.Away {
 		if t.Matches(k.c.Namespaces, k.namespace, k.pod) {
@@ -192,8 +194,8 @@ func (k *affinityState) check(n *state.Node) []framework.Reason {
 	return nil
 }
 
-// Score prefers nodes that satisfy more of the preferred affinity and anti-affinity terms, by weight, of the pod and of
-// existing pods. It returns false if no term applies.
+// Score prefers nodes that satisfy more of the preferred affinity and anti-affinity terms, by weight, of the pod and
+// of existing pods. It gives no scores and returns false if no term applies.
 func (p InterPodAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	own := c.Pod.Terms
 	if own == nil {

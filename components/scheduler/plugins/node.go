@@ -17,10 +17,12 @@ type NodeName struct{}
 // Name returns the name of the plugin in configuration files.
 func (NodeName) Name() string { return "NodeName" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (NodeName) Wakes() framework.Event { return framework.NodeAdded }
 
-// Filter rejects all nodes but the one in the pod's spec.nodeName. It returns nil if that is empty.
+// Filter rejects all nodes but the one in the pod's spec.nodeName. It rejects no node and returns nil if that is
+// empty.
 func (NodeName) Filter(c *framework.Cycle) (*framework.Check, error) {
 	want := c.Pod.Object.Spec.NodeName
 	if want == "" {
@@ -40,12 +42,14 @@ type NodeUnschedulable struct{}
 // Name returns the name of the plugin in configuration files.
 func (NodeUnschedulable) Name() string { return "NodeUnschedulable" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (NodeUnschedulable) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeTaintsChanged
 }
 
-// Filter rejects nodes with spec.unschedulable set. It returns nil if the pod tolerates the corresponding taint.
+// Filter rejects nodes with spec.unschedulable set. It rejects no node and returns nil if the pod tolerates the
+// corresponding taint.
 func (NodeUnschedulable) Filter(c *framework.Cycle) (*framework.Check, error) {
 	tolerates := tolerated(c.Pod.Object.Spec.Tolerations, &corev1.Taint{
 		Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule,
@@ -71,13 +75,14 @@ type NodeAffinity struct {
 // Name returns the name of the plugin in configuration files.
 func (NodeAffinity) Name() string { return "NodeAffinity" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (NodeAffinity) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged
 }
 
-// Filter rejects nodes that do not match the pod's node selector or required node affinity, or Added. It returns nil if
-// the pod has neither.
+// Filter rejects nodes that do not match the pod's node selector or required node affinity, or Added. It rejects no
+// node and returns nil if the pod has neither.
 func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	spec := &c.Pod.Object.Spec
 	own := spec.Affinity != nil && spec.Affinity.NodeAffinity != nil &&
@@ -175,8 +180,8 @@ func namedNodes(terms []corev1.NodeSelectorTerm) map[string]bool {
 	return all
 }
 
-// Score prefers nodes that match more of the preferred terms of the pod and of Added, by weight. It returns false if
-// there are none.
+// Score prefers nodes that match more of the preferred terms of the pod and of Added, by weight. It gives no scores
+// and returns false if there are none.
 func (p NodeAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	var all []corev1.PreferredSchedulingTerm
 	if a := c.Pod.Object.Spec.Affinity; a != nil && a.NodeAffinity != nil {

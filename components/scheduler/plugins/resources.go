@@ -17,10 +17,12 @@ type NodePorts struct{}
 // Name returns the name of the plugin in configuration files.
 func (NodePorts) Name() string { return "NodePorts" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (NodePorts) Wakes() framework.Event { return framework.NodeAdded | framework.PodRemoved }
 
-// Filter rejects nodes where a pod uses a host port of the pod. It returns nil if the pod has no host ports.
+// Filter rejects nodes where a pod uses a host port of the pod. It rejects no node and returns nil if the pod has no
+// host ports.
 func (NodePorts) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if len(c.Pod.Ports) == 0 {
 		return nil, nil
@@ -47,7 +49,8 @@ type NodeResourcesFit struct {
 // Name returns the name of the plugin in configuration files.
 func (NodeResourcesFit) Name() string { return "NodeResourcesFit" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (NodeResourcesFit) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeAllocatableChanged | framework.PodRemoved | framework.PodScaledDown | framework.DevicesChanged
 }
@@ -101,8 +104,8 @@ type NodeResourcesBalancedAllocation struct {
 // Name returns the name of the plugin in configuration files.
 func (NodeResourcesBalancedAllocation) Name() string { return "NodeResourcesBalancedAllocation" }
 
-// Score prefers nodes on which the pod makes the utilization of the resources more even. It returns false if the pod
-// requests none of the resources.
+// Score prefers nodes on which the pod makes the utilization of the resources more even. It gives no scores and
+// returns false if the pod requests none of the resources.
 func (p NodeResourcesBalancedAllocation) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	names := p.Resources
 	if names == nil {

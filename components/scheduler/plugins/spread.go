@@ -26,7 +26,8 @@ type PodTopologySpread struct {
 // Name returns the name of the plugin in configuration files.
 func (PodTopologySpread) Name() string { return "PodTopologySpread" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (PodTopologySpread) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeRemoved | framework.NodeLabelsChanged | framework.NodeTaintsChanged |
 		framework.PodRemoved | framework.PodAdded | framework.PodLabelsChanged
@@ -197,7 +198,8 @@ func count(c *framework.Cycle, all []*constraint, nodes []*state.Node, lax bool)
 	}
 }
 
-// settle computes least after counts has changed. If there are fewer domains than minDomains, it is 0.
+// settle computes k.least, the lowest number of matching pods in any domain, after k.counts has changed. If there are
+// fewer domains than minDomains, it is 0.
 func (k *constraint) settle() {
 	k.least = math.MaxInt64
 	for _, v := range k.counts {
@@ -221,8 +223,8 @@ func toleratesNode(pod *corev1.Pod, n *state.Node) bool {
 	return true
 }
 
-// Filter rejects nodes on which the pod would violate a constraint with DoNotSchedule. It returns nil if the pod has
-// none, and an error if one is invalid.
+// Filter rejects nodes on which the pod would violate a constraint with DoNotSchedule. It rejects no node and returns
+// nil if the pod has none, and an error if one is invalid.
 func (p PodTopologySpread) Filter(c *framework.Cycle) (*framework.Check, error) {
 	hard, lax, err := p.constraints(c, corev1.DoNotSchedule)
 	if err != nil || len(hard) == 0 {
@@ -255,8 +257,8 @@ func (p PodTopologySpread) Filter(c *framework.Cycle) (*framework.Check, error) 
 	return &framework.Check{Node: check, Moved: moved}, nil
 }
 
-// Score prefers nodes in domains with fewer matching pods, for constraints with ScheduleAnyway. It returns false if
-// neither the pod nor the defaults contain such a constraint.
+// Score prefers nodes in domains with fewer matching pods, for constraints with ScheduleAnyway. It gives no scores and
+// returns false if neither the pod nor the defaults contain such a constraint.
 func (p PodTopologySpread) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	soft, lax, err := p.constraints(c, corev1.ScheduleAnyway)
 	if err != nil || len(soft) == 0 {

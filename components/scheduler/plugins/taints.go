@@ -15,7 +15,8 @@ type TaintToleration struct{}
 // Name returns the name of the plugin in configuration files.
 func (TaintToleration) Name() string { return "TaintToleration" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (TaintToleration) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeTaintsChanged
 }
@@ -37,8 +38,8 @@ func (TaintToleration) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// Score prefers nodes with fewer PreferNoSchedule taints that the pod does not tolerate. It returns false if no node
-// has one.
+// Score prefers nodes with fewer PreferNoSchedule taints that the pod does not tolerate. It gives no scores and
+// returns false if no node has one.
 func (TaintToleration) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	any := false
 	for i, n := range nodes {

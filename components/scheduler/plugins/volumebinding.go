@@ -32,7 +32,8 @@ type VolumeBinding struct {
 // Name returns the name of the plugin in configuration files.
 func (VolumeBinding) Name() string { return "VolumeBinding" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (VolumeBinding) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.ClaimChanged | framework.VolumeChanged |
 		framework.ClassChanged | framework.CSINodeChanged | framework.CSIDriverChanged | framework.CapacityChanged
@@ -46,7 +47,8 @@ type claims struct {
 	refused string
 }
 
-// classifyClaims returns the claims of the pod of a cycle. If one of them cannot be used now, only refused is set.
+// classifyClaims returns the claims of the pod of a cycle. If one of them cannot be used now, it returns only the
+// reason, in the field refused: then the pod fits no node.
 func classifyClaims(c *framework.Cycle) claims {
 	pod := c.Pod.Object
 	var out claims
@@ -95,7 +97,8 @@ func isDelayed(v framework.Volumes, pvc *corev1.PersistentVolumeClaim) bool {
 }
 
 // Filter rejects nodes that cannot access a volume of a bound claim, or on which a claim with delayed binding can get
-// no volume. If a claim cannot be used now, it rejects all nodes. It returns nil for a pod without claims.
+// no volume. If a claim cannot be used now, it rejects all nodes. It rejects no node and returns nil for a pod without
+// claims.
 func (VolumeBinding) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil
@@ -204,8 +207,8 @@ func mayProvision(v framework.Volumes, pvc *corev1.PersistentVolumeClaim, n *sta
 type capacityUse struct{ used, room int64 }
 
 // Score prefers nodes on which binding or provisioning volumes for the pod leads to the lowest storage utilization,
-// unless Shape specifies otherwise. All storage classes have the same weight. It returns false if no claim of the pod
-// is to be bound. https://kep.k8s.io/4049
+// unless Shape specifies otherwise. All storage classes have the same weight. It gives no scores and returns false if
+// no claim of the pod is to be bound. https://kep.k8s.io/4049
 func (p VolumeBinding) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return false

@@ -23,7 +23,8 @@ type NodeVolumeLimits struct{}
 // Name returns the name of the plugin in configuration files.
 func (NodeVolumeLimits) Name() string { return "NodeVolumeLimits" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (NodeVolumeLimits) Wakes() framework.Event {
 	return framework.NodeAdded | framework.CSINodeChanged | framework.PodRemoved | framework.ClaimChanged |
 		framework.VolumeChanged | framework.AttachmentChanged
@@ -58,7 +59,7 @@ func csiVolumes(v framework.Volumes, pod *corev1.Pod, out sets.Set[csiVolume]) {
 }
 
 // Filter rejects nodes on which the pod's volumes would exceed the limit of a CSI driver, and nodes without a driver
-// that must be installed. It returns nil for a pod without CSI volumes.
+// that must be installed. It rejects no node and returns nil for a pod without CSI volumes.
 func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil

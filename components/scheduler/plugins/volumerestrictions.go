@@ -16,13 +16,14 @@ type VolumeRestrictions struct{}
 // Name returns the name of the plugin in configuration files.
 func (VolumeRestrictions) Name() string { return "VolumeRestrictions" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (VolumeRestrictions) Wakes() framework.Event {
 	return framework.NodeAdded | framework.PodRemoved | framework.ClaimChanged
 }
 
 // Filter rejects all nodes while another pod uses a ReadWriteOncePod claim of the pod, and nodes with a pod whose disk
-// conflicts. It returns nil if the pod has no such volumes.
+// conflicts. It rejects no node and returns nil if the pod has no such volumes.
 func (VolumeRestrictions) Filter(c *framework.Cycle) (*framework.Check, error) {
 	pod := c.Pod.Object
 	sole, disks := map[string]bool{}, false

@@ -17,7 +17,8 @@ type VolumeZone struct{}
 // Name returns the name of the plugin in configuration files.
 func (VolumeZone) Name() string { return "VolumeZone" }
 
-// Wakes returns the events after which a pod that the plugin rejected may fit.
+// Wakes implements framework.Waker. After one of the returned events in the cluster, the scheduler tries a pod again
+// that this plugin has rejected.
 func (VolumeZone) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.ClaimChanged | framework.VolumeChanged | framework.ClassChanged
 }
@@ -38,7 +39,7 @@ type zoneRequirement struct {
 }
 
 // Filter rejects nodes whose zone or region label is not among those in the labels of the pod's volumes. Nodes without
-// any such label are accepted. It returns nil if no volume has a topology label.
+// any such label are accepted. It rejects no node and returns nil if no volume has a topology label.
 func (VolumeZone) Filter(c *framework.Cycle) (*framework.Check, error) {
 	pod := c.Pod.Object
 	if c.Volumes == nil {

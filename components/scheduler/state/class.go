@@ -35,7 +35,8 @@ type Tally struct {
 	at    int // index in class.On
 }
 
-// The lists of classes in a State.
+// Indexes of the lists of classes that a State maintains: all classes, those with required anti-affinity, and those
+// with valid inter-pod affinity or anti-affinity.
 const (
 	allClasses = iota
 	awayClasses
@@ -145,7 +146,8 @@ func (s *State) uncount(p *Pod) {
 	}
 }
 
-// belongs reports whether the class is in a list of the State.
+// belongs reports whether the class belongs in a list of the State. list is one of the constants allClasses,
+// awayClasses and affineClasses.
 func (c *Class) belongs(list int) bool {
 	switch list {
 	case awayClasses:

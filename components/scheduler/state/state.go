@@ -121,7 +121,8 @@ func (s *State) SetNode(obj *corev1.Node) {
 	}
 }
 
-// forgetImages removes the images of a node from the State.
+// forgetImages decrements, for each image of the node n, the number of nodes that have the image, because n is deleted
+// or its images are replaced.
 func (s *State) forgetImages(n *Node) {
 	for name := range n.Images {
 		if s.images[name]--; s.images[name] <= 0 {
@@ -157,7 +158,8 @@ func (s *State) forgetEmpty(n *Node) {
 	}
 }
 
-// addName adds a node without an object, for a node that does not exist yet but has pods.
+// addName adds a node by its name, without an object, because pods can be assigned or nominated to a node before the
+// State contains the Node.
 func (s *State) addName(name string) *Node {
 	n := &Node{Name: name, Ports: map[Port]int{}}
 	s.byName[name] = n
