@@ -41,7 +41,8 @@ type Config struct {
 	Requests *componentmetrics.Requests
 }
 
-// Clients are the API clients and informers of one user or component.
+// Clients are the API clients and the informer factory of one user or component, which share one connection
+// configuration.
 type Clients struct {
 	REST     *rest.Config
 	Kube     kubernetes.Interface

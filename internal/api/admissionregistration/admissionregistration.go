@@ -22,7 +22,8 @@ const (
 	version = "v1"
 )
 
-// Resources returns all resources of the group.
+// Resources returns the definitions of the resources of the API group admissionregistration.k8s.io, in all served
+// versions. Package catalog collects those of all groups for the API server.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		validatingWebhookConfiguration().Resource(),

@@ -14,7 +14,8 @@ import (
 var (
 	scopes        = []admissionv1.ScopeType{admissionv1.AllScopes, admissionv1.ClusterScope, admissionv1.NamespacedScope}
 	allOperations = []admissionv1.OperationType{admissionv1.OperationAll, admissionv1.Connect, admissionv1.Create, admissionv1.Delete, admissionv1.Update}
-	// mutableOperations does not contain Delete, because there is no object to mutate.
+	// mutableOperations are the operations that the rules of mutating policies and bindings may name. Delete is not
+	// among them, because a deletion has no object to mutate.
 	mutableOperations = []admissionv1.OperationType{admissionv1.OperationAll, admissionv1.Connect, admissionv1.Create, admissionv1.Update}
 )
 

@@ -22,7 +22,8 @@ import (
 
 const (
 	maxAnnotations = 20
-	// maxAnnotationExpression is in bytes.
+	// maxAnnotationExpression is the maximum length, in bytes, of a CEL expression that computes the value of an audit
+	// annotation.
 	maxAnnotationExpression = 5 * 1024
 )
 

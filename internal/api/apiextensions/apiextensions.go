@@ -5,7 +5,8 @@ package apiextensions
 
 import "hyperkube/internal/api"
 
-// Resources returns all resources of the group.
+// Resources returns the definitions of the resources of the API group apiextensions.k8s.io, in all served versions.
+// Package catalog collects those of all groups for the API server.
 func Resources() []*api.Resource {
 	return []*api.Resource{definition().Resource()}
 }

@@ -10,7 +10,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Resources returns all reviews of the group.
+// Resources returns the definitions of the reviews of the API group authentication.k8s.io, in all served versions.
+// Package catalog collects those of all groups for the API server.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		tokenReview().Resource(),

@@ -6,7 +6,8 @@ import "hyperkube/internal/api"
 
 const group = "autoscaling"
 
-// Resources returns all resources of the group.
+// Resources returns the definitions of the resources of the API group autoscaling, in all served versions. Package
+// catalog collects those of all groups for the API server.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		horizontalPodAutoscaler().Resource(),

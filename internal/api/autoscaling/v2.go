@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// names returns the names of the kind, which are the same in both versions.
+// names returns the names of HorizontalPodAutoscalers in paths, discovery and kubectl. v1 and v2 have the same names.
 func names() api.Names {
 	return api.Names{
 		Kind:       "HorizontalPodAutoscaler",

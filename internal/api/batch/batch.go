@@ -9,7 +9,8 @@ const (
 	version = "v1"
 )
 
-// Resources returns all resources of the group.
+// Resources returns the definitions of the resources of the API group batch, in all served versions. Package catalog
+// collects those of all groups for the API server.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		cronJob().Resource(),

@@ -129,7 +129,8 @@ func cronJobRow(c *batchv1.CronJob) []any {
 	}
 }
 
-// Constraints on the parts of a time zone name (https://www.iana.org/time-zones).
+// Constraints on the parts of a time zone name, which slashes separate: the maximum length and the allowed characters
+// (https://www.iana.org/time-zones).
 const (
 	maxZonePart = 14
 	zoneLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_+"

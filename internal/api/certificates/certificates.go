@@ -17,7 +17,8 @@ const LegacyUnknownSigner = "kubernetes.io/legacy-unknown"
 // blockType is the PEM block type of certificates.
 const blockType = "CERTIFICATE"
 
-// Resources returns all resources of the group.
+// Resources returns the definitions of the resources of the API group certificates.k8s.io, in all served versions.
+// Package catalog collects those of all groups for the API server.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		signingRequest().Resource(),

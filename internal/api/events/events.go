@@ -9,7 +9,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Resources returns all resources of the group. They are stored as core/v1 Events.
+// Resources returns the definitions of the resources of the API group events.k8s.io, in all served versions. They are
+// stored as core/v1 Events. Package catalog collects those of all groups for the API server.
 func Resources() []*api.Resource {
 	return []*api.Resource{event().Resource()}
 }

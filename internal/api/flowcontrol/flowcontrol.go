@@ -12,7 +12,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Resources returns all resources of the group.
+// Resources returns the definitions of the resources of the API group flowcontrol.apiserver.k8s.io, in all served
+// versions. Package catalog collects those of all groups for the API server.
 func Resources() []*api.Resource {
 	return []*api.Resource{flowSchema().Resource(), priorityLevel().Resource()}
 }

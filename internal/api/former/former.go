@@ -87,9 +87,8 @@ type version struct {
 	read            reader
 }
 
-// sameFields returns a reader for a stored version with the same fields as the present one, so that
-// it is decoded directly into the present type P. adapt then handles fields with another meaning or
-// other defaults.
+// sameFields returns a reader for a stored version with the same fields as the present one. It decodes the object
+// directly into the present type P. adapt then changes fields that had another meaning or other defaults.
 func sameFields[P api.Object](adapt func(now P) error) reader {
 	return func(decode func(into runtime.Object) error, into api.Object) error {
 		now, ok := into.(P)
@@ -103,7 +102,8 @@ func sameFields[P api.Object](adapt func(now P) error) reader {
 	}
 }
 
-// message is implemented by pointers to the published types of objects.
+// message is a type constraint for *T, the pointer type of a published API type T. With it, a generic function can
+// create an object of the type.
 type message[T any] interface {
 	*T
 	runtime.Object

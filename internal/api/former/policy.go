@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// emptyBudgetLabel is the label key of a selector requirement with which one version of
-// PodDisruptionBudget expresses what an empty selector means in the other version.
+// emptyBudgetLabel is the key of a requirement in the selector of a PodDisruptionBudget. An empty selector matches no
+// pods in policy/v1beta1 and all pods in policy/v1. The requirement keeps the former meaning in the other version.
 const emptyBudgetLabel = "pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match"
 
 // policyVersions returns the reader of PodDisruptionBudgets in v1beta1, where an empty selector

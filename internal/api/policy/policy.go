@@ -4,7 +4,8 @@ package policy
 
 import "hyperkube/internal/api"
 
-// Resources returns all resources of the group.
+// Resources returns the definitions of the resources of the API group policy, in all served versions. Package catalog
+// collects those of all groups for the API server.
 func Resources() []*api.Resource {
 	return []*api.Resource{podDisruptionBudget().Resource()}
 }

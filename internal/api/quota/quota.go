@@ -83,7 +83,7 @@ func Ignored(r schema.GroupResource) bool {
 	return false
 }
 
-// one returns the quantity of one object.
+// one returns the quantity 1, the usage of one object.
 func one() resource.Quantity { return number(1) }
 
 func number(n int) resource.Quantity { return *resource.NewQuantity(int64(n), resource.DecimalSI) }

@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/host/netlinkutil"
 )
 
-// PodLink is the name of the network link inside a pod.
+// PodLink is the name of the network interface inside a pod.
 const PodLink = "eth0"
 
 // Pod is a pod to connect to the network.

@@ -26,7 +26,7 @@ type remover struct {
 	active bool       // a deletion is in progress
 }
 
-// removal is one deletion of one or more links.
+// removal is one deletion of the links of one or more pods, for which the callers of remove wait.
 type removal struct {
 	links []int // indexes
 	done  chan struct{}

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Verb is what a Request does with an object, such as creating or deleting it.
+// Verb is what a Request of a test client does with an object of the tested store, such as creating or deleting it.
 type Verb string
 
 // The verbs. List returns all keys.
@@ -72,7 +72,8 @@ type Response struct {
 	Revision int64
 }
 
-// Operation is a request and its response. A client sends its requests one after the other.
+// Operation is a request of a test client and its response, with the times of both. A client sends its requests one
+// after the other.
 type Operation struct {
 	Client       int
 	Call, Return time.Duration
@@ -80,13 +81,14 @@ type Operation struct {
 	Response     Response
 }
 
-// Event is a write in the log. The value of a deletion is empty.
+// Event is a write in the Log, the store's own record of its writes. The value of a deletion is empty.
 type Event struct {
 	Key, Value string
 	Revision   int64
 }
 
-// Log contains all writes, ordered by revision.
+// Log contains all writes that the store has executed, ordered by revision. Check compares all observations of clients
+// with it.
 type Log []Event
 
 // History is everything that was observed. All operations and reads must have returned before the
@@ -151,8 +153,8 @@ func (h *History) checkLog() error {
 	return nil
 }
 
-// states contains the log and the objects that exist at each position in it. Position i is after
-// the first i events.
+// states contains the log and, for each position in it, the objects that exist there. Position i is after the first i
+// events.
 type states struct {
 	log Log
 	// objects[i] are the objects after the first i events.
@@ -173,7 +175,8 @@ func (l Log) states() *states {
 	return s
 }
 
-// includes reports whether the state at position i is that at the revision.
+// includes reports whether the state at position i of the log is the one at the revision: the event before the
+// position is not later than the revision, and the event after it is later.
 func (s *states) includes(i int, revision int64) bool {
 	return (i == 0 || s.log[i-1].Revision <= revision) && (i == len(s.log) || revision < s.log[i].Revision)
 }

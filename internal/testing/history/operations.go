@@ -20,7 +20,8 @@ const checkTimeout = 2 * time.Minute
 // maxKeys is the maximum number of keys of a History.
 const maxKeys = 8
 
-// state is the state of porcupine's model of the store.
+// state is the state of the store in the model for porcupine, the library that searches for an order of the operations
+// that explains all responses.
 type state struct {
 	// at is the position in the log: the first at events have happened.
 	at int
@@ -38,7 +39,8 @@ type lostDelete struct {
 	key, number int
 }
 
-// end is the input of an operation that is possible only when the whole log is explained.
+// end is the input of a pseudo operation that is possible only when all events of the log are explained by operations.
+// It makes the check fail if an event is left over.
 type end struct{}
 
 // checkOperations checks that the operations are linearizable and explain the whole log.
@@ -65,8 +67,8 @@ func (h *History) checkOperations(s *states) error {
 	}
 }
 
-// inputs returns the operations in porcupine's form, without those that cannot have had an effect,
-// and the operation end.
+// inputs returns the operations in the form that porcupine requires, without those that cannot have had an effect, and
+// the pseudo operation end.
 func (h *History) inputs() ([]porcupine.Operation, error) {
 	written := map[string]bool{}
 	for _, ev := range h.Log {

@@ -108,7 +108,8 @@ type CacheRead struct {
 	Objects           map[string]Object
 }
 
-// check checks that each list is the state at its revision, and that the revisions never decrease.
+// check checks that each list in c shows the objects as they were at the revision of the list, and that the revisions
+// of successive lists never decrease.
 func (c *Cache) check(s *states) error {
 	last := int64(0)
 	for i, read := range c.Reads {

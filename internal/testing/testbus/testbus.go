@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Call is a method call of a client.
+// Call is a method call of a D-Bus client: the interface, the method and its arguments.
 type Call struct {
 	Interface, Member string
 	Args              []any
 }
 
-// Reply is the reply to a call.
+// Reply is the successful reply to a method call of a D-Bus client.
 type Reply struct {
 	Body []any
 	// File is sent as the file descriptor with index 0, and closed. Nil sends none.
@@ -39,7 +39,8 @@ func (e Error) Error() string { return string(e) }
 // error to close the connection. It must be safe for concurrent use.
 type Handler func(Call) (Reply, error)
 
-// Bus accepts clients until it is closed. Its methods are safe for concurrent use.
+// Bus is a D-Bus message bus for tests. It accepts clients until it is closed. Its methods are safe for concurrent
+// use.
 type Bus struct {
 	listener *net.UnixListener
 	handler  Handler

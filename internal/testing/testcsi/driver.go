@@ -25,7 +25,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Call is a call that the driver has received.
+// Call is a gRPC call that the test driver has received.
 type Call struct {
 	// Method is the method name without the service, e.g. NodePublishVolume.
 	Method string

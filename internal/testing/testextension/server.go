@@ -27,7 +27,7 @@ import (
 	"hyperkube/internal/credentials/pki"
 )
 
-// The served resource.
+// Group, version and name of the resource that the extension server serves.
 const (
 	Group    = "wardle.example.com"
 	Version  = "v1alpha1"

@@ -19,7 +19,7 @@ import (
 // new namespaces.
 const isolatedEnv = "HYPERKUBE_TEST_APART"
 
-// The namespaces that a package can request.
+// The kinds of namespaces that Main can create for the tests of a package.
 const (
 	Mounts  = syscall.CLONE_NEWNS
 	Network = syscall.CLONE_NEWNET

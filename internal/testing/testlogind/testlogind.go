@@ -12,7 +12,7 @@ import (
 	"hyperkube/internal/testing/testbus"
 )
 
-// Bus is a system bus on which logind runs. Its methods are safe for concurrent use.
+// Bus is a D-Bus system bus for tests, with a fake logind. Its methods are safe for concurrent use.
 type Bus struct {
 	*testbus.Bus
 	wait  sync.WaitGroup

@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// options are the command's flags.
+// options are the flags of this command, which replays test data tables against an API server.
 type options struct {
 	// testdata is the directory of the tables.
 	testdata string
@@ -67,9 +67,9 @@ func main() {
 	}
 }
 
-// run replays the tables that names selects, all if it is empty, and prints the results to out. It
-// reports whether all results are the recorded ones; with -rewrite it records them and returns
-// true.
+// run sends the requests of test data tables to the API server and prints the results to out. names are the files or
+// directories of the tables; none means all. It reports whether all results equal the recorded ones. With -rewrite it
+// records the results instead and returns true.
 func run(ctx context.Context, o *options, names []string, out io.Writer) (bool, error) {
 	files, err := tableFiles(o.testdata, names)
 	if err != nil {
@@ -184,9 +184,9 @@ func (c count) String() string {
 	return fmt.Sprintf("%d equal, %d different, %d not replayable", c.equal, c.different, c.notReplayable)
 }
 
-// replayFile replays the cases of the table in the file name, prints the outcome to out, and with
-// -rewrite records the results in the file. Cases that are not replayable keep their recorded
-// results.
+// replayFile sends the requests of all cases of the table in the file name to the server, compares the results with
+// the recorded ones and prints the outcome to out. With -rewrite it records the results in the file. Cases that the
+// server cannot replay keep their recorded results.
 func replayFile(ctx context.Context, r *replayer, o *options, name string, out io.Writer) (count, error) {
 	var n count
 	tab, err := readTable(name)

@@ -153,7 +153,8 @@ func withoutManagedFields(text string) string {
 	return text[:at] + text[at+len(name)+len(fields):]
 }
 
-// target replays the cases of one table, whose objects all belong to one resource of the server.
+// target is the resource of the server to which the objects of one table belong. Its methods store objects and replay
+// the cases of the table.
 type target struct {
 	*replayer
 	tab        *table

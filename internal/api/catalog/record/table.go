@@ -232,8 +232,8 @@ func variant(base, patch json.RawMessage) (json.RawMessage, error) {
 	return base, nil
 }
 
-// mergePatch returns the merge patch from the sent object to the stored one, without the metadata that the server
-// sets on every object and without the paths in Apart.
+// mergePatch returns the JSON merge patch from the object sent to the stored object data. It leaves out the metadata
+// that the server sets on every object, and the fields at the paths in tab.Apart.
 func (tab *table) mergePatch(sent json.RawMessage, data json.RawMessage) (json.RawMessage, error) {
 	var was, is map[string]any
 	if err := json.Unmarshal(sent, &was); err != nil {

@@ -213,7 +213,8 @@ func Tolerations(e *validate.Errors, tolerations []corev1.Toleration, path *fiel
 	}
 }
 
-// TaintEffect validates the effect of a node's taint or of a toleration.
+// TaintEffect checks that effect is one of the three effects of taints. at is the path of the field, in a node's taint
+// or a toleration.
 func TaintEffect(e *validate.Errors, effect corev1.TaintEffect, at *field.Path) {
 	validate.OneOf(e, at, effect, corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)
 }
