@@ -33,7 +33,7 @@ import (
 	"hyperkube/internal/base/idle"
 )
 
-// component is a component or command of this program.
+// component is a component, such as kube-apiserver, or a command of this program.
 type component struct {
 	// names of the component, with or without the prefix "kube-". The first one is shown in help.
 	names []string
@@ -76,7 +76,8 @@ func components() []component {
 	return list
 }
 
-// run runs the selected component and returns the exit code.
+// run runs the component or command that args select: by the name of the program, args[0], or else by the first
+// argument. It returns the exit code of the process.
 func run(args []string) int {
 	list := components()
 	name := filepath.Base(args[0])

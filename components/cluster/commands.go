@@ -24,14 +24,14 @@ import (
 // ExitGeneral is the exit code of a command whose error has no other exit code.
 const ExitGeneral = command.ExitGeneral
 
-// Command is a command of hyperkube.
+// Command is a command of hyperkube, such as `up`: its name, its description, and the function that constructs it.
 type Command struct {
 	Name, Short string
 	// New constructs the command. It is called only for the command that runs, or for help.
 	New func() *cobra.Command
 }
 
-// Commands returns the cluster commands.
+// Commands returns the commands that manage a cluster on this machine, such as `up`, `init`, `join` and `reset`.
 func Commands() []Command {
 	return []Command{
 		{"up", "Start a local Kubernetes cluster on this machine", up.New},

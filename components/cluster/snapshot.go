@@ -149,8 +149,9 @@ func newSnapshotStatus() *cobra.Command {
 	return cmd
 }
 
-// restore restores the etcd member of this machine, or the one that r specifies, from a snapshot.
-// It returns the directory of the previous state.
+// restore restores the etcd member of this machine, or the one in r.DataDir, from a snapshot. It returns an error
+// while a cluster of `up` is running. On a control plane node of init or join, it stops etcd during the restore by
+// moving its static pod manifest. It returns the directory of the previous state.
 func restore(ctx context.Context, l layout.Node, r *snapshot.RestoreOptions) (old string, err error) {
 	if r.DataDir != "" {
 		if err := setMember(l, r, ""); err != nil {

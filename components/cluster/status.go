@@ -95,7 +95,8 @@ func startCommand(l layout.Node) string {
 	}
 }
 
-// status collects the report. It reports failed queries as problems.
+// status collects the state of this machine's node and its cluster. It adds failed queries to the problems of the
+// report.
 func status(ctx context.Context, l layout.Node) report {
 	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(layout.MainProcess)}
 	for _, unit := range []service.Unit{service.Cluster, service.Node} {
@@ -124,7 +125,8 @@ func (r *report) addProblem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
 
-// checkProcesses checks the processes of this machine.
+// checkProcesses adds the PIDs of the main process and of the container runtime to the report, and a problem for each
+// that should run but does not.
 func (r *report) checkProcesses(l layout.Node) {
 	var err error
 	if r.MainPID, err = pidlock.Holder(l.PIDFile(layout.MainProcess)); err != nil {
@@ -164,14 +166,14 @@ func (r *report) checkConfig(l layout.Node) {
 	}
 }
 
-// checkManifests checks the manifests of static pods.
+// checkManifests adds a problem for each static pod manifest of this machine that the kubelet cannot use.
 func (r *report) checkManifests(l layout.Node) {
 	for _, problem := range staticpod.Problems(l.StaticPods()) {
 		r.addProblem("%v", problem)
 	}
 }
 
-// checkCluster queries the API server.
+// checkCluster queries the API server and adds its health, the nodes and the pods to the report.
 func (r *report) checkCluster(ctx context.Context, l layout.Node) {
 	rest, err := clientcmd.BuildConfigFromFlags("", clusterconfig.AdminKubeconfig(l))
 	if err != nil {
@@ -238,7 +240,7 @@ func (r *report) addNodes(nodes []corev1.Node) {
 	}
 }
 
-// countPods counts the pods, except succeeded ones.
+// countPods adds the number of pods, and of ready ones, to the report. It ignores succeeded pods.
 func (r *report) countPods(pods []corev1.Pod) {
 	for i := range pods {
 		if pods[i].Status.Phase == corev1.PodSucceeded {

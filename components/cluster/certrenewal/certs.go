@@ -20,7 +20,8 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// ControlPlane locates the certificates of a control plane node.
+// ControlPlane locates the certificates of a control plane node: the directories in which its keys, certificates and
+// kubeconfigs are. Its methods list, inspect and renew the certificates.
 type ControlPlane struct {
 	// PKI is the directory of keys and certificates.
 	PKI string
@@ -35,14 +36,15 @@ type ControlPlane struct {
 	Additional map[string]string
 }
 
-// Authority is a certificate authority.
+// Authority is a certificate authority (CA) of a control plane node, identified by its name and the path of its files.
 type Authority struct {
 	Name string
 	// base is the path of its files without extension.
 	base string
 }
 
-// Certificate is a certificate of a control plane node.
+// Certificate is a certificate of a control plane node: its name, its CA, and the files or the kubeconfig that contain
+// it.
 type Certificate struct {
 	Name string
 	// Authority is the certificate authority that signs the certificate.
@@ -54,8 +56,8 @@ type Certificate struct {
 	optional bool
 }
 
-// State is the current state of a certificate or of an authority. For an authority,
-// Certificate.Authority and the paths are empty.
+// State is the content of a certificate, or of an authority, as Inspect has read it from disk. For an authority, the
+// embedded Certificate contains only the name.
 type State struct {
 	Certificate
 	// Cert is nil if the certificate is missing.
@@ -64,7 +66,8 @@ type State struct {
 	External bool
 }
 
-// ErrExternal reports that the CA key is not on this machine.
+// ErrExternal is the error of Renew for a certificate whose CA key is not on this machine. An administrator must renew
+// it with the external CA.
 var ErrExternal = errors.New("the CA key is not on this machine (externally managed certificate)")
 
 // Names of the authorities. Their files are below ControlPlane.PKI.
@@ -209,7 +212,7 @@ func (m ControlPlane) replaceCopy(c Certificate, pair *pki.Pair) error {
 	return nil
 }
 
-// read returns the certificate in PEM.
+// read returns the certificate in PEM, from its kubeconfig or its file.
 func (c Certificate) read() ([]byte, error) {
 	if c.conf != "" {
 		return kubeconfig.ClientCertificate(c.conf)
@@ -217,7 +220,8 @@ func (c Certificate) read() ([]byte, error) {
 	return os.ReadFile(c.base + ".crt")
 }
 
-// Read returns the current certificate in PEM.
+// Read returns the current certificate in PEM. Errors contain the name of the certificate and wrap os.ErrNotExist if
+// it is missing.
 func (c Certificate) Read() ([]byte, error) {
 	data, err := c.read()
 	if err != nil {

@@ -16,8 +16,9 @@ const (
 	retryInterval = time.Minute
 )
 
-// RunRenewal calls renew until ctx is canceled: first immediately, then at the time that renew
-// returns, and after renewRetry if it fails. Errors are logged with message.
+// RunRenewal calls renew immediately and then repeatedly until ctx is canceled: at the time next that renew has
+// returned, but at the latest after MaxCheckInterval, and after retryInterval if renew has failed. It logs errors with
+// message.
 func RunRenewal(ctx context.Context, log *slog.Logger, message string, renew func() (next time.Time, err error)) error {
 	var pause time.Duration
 	for {

@@ -34,15 +34,17 @@ func LocalControlPlane(l layout.Node) ControlPlane {
 	}
 }
 
-// restartingComponents maps the components that read the client certificate in their kubeconfig only at
-// start to the name of that kubeconfig. All other components reload their files when these change.
+// restartingComponents maps each component that reads its client certificate only at start to the kubeconfig that
+// contains the certificate. After a renewal they must restart. All other components reload their files when these
+// change.
 var restartingComponents = map[string]string{
 	"kube-controller-manager": "controller-manager.conf",
 	"kube-scheduler":          "scheduler.conf",
 }
 
-// ClientCertificateHashes returns a hash of the client certificate for each component that reads its
-// kubeconfig only at start.
+// ClientCertificateHashes returns a hash of the client certificate for each component in restartingComponents, by
+// component name. The hashes are part of the static pod manifests, so that a renewal changes the manifest and the
+// kubelet restarts the component.
 func ClientCertificateHashes(l layout.Node) (map[string]string, error) {
 	out := map[string]string{}
 	for _, c := range LocalControlPlane(l).Certificates() {
@@ -133,7 +135,8 @@ func (k Renewer) RenewBeforeStart(node kubeletcerts.Config) {
 	}
 }
 
-// Renew renews all due certificates and returns the time of the next renewal.
+// Renew renews all certificates that are due and returns the time at which the next one is due. It skips certificates
+// whose CA key is not on this machine, and those that expire together with their CA.
 func (k Renewer) Renew() (next time.Time, err error) {
 	m := LocalControlPlane(k.Layout)
 	states, authorities, err := m.Inspect()

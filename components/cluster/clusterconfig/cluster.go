@@ -23,7 +23,8 @@ import (
 	"hyperkube/manifests"
 )
 
-// Cluster is the configuration that `up` chooses at the first start of a cluster and then keeps.
+// Cluster is the identity of a cluster: node name, CIDRs, DNS domain and add-ons. `up` and `init` choose it at the
+// first start of a cluster and then keep it.
 type Cluster struct {
 	NodeName     string   `json:"nodeName"`
 	PodCIDRs     []string `json:"podCIDRs"`
@@ -104,8 +105,8 @@ func CheckNodeName(name string) error {
 	return command.ConfigError(fmt.Errorf("invalid node name %q: %s; set another name with --node-name", name, strings.Join(problems, ", ")))
 }
 
-// ChooseRanges chooses the CIDRs that are not set, with the IP families of those that are, and
-// validates the others.
+// ChooseRanges validates the pod and Service CIDRs that are set, and chooses the others. Chosen CIDRs have the IP
+// families of those that are set and do not overlap with routes, the routes of the host.
 func (id *Cluster) ChooseRanges(routes []netip.Prefix) error {
 	set := id.PodCIDRs
 	if len(set) == 0 {
@@ -163,8 +164,8 @@ func (id Cluster) Save(l layout.Node) error {
 	return nil
 }
 
-// HostRoutes returns the destinations of the host's routes. It omits default routes, and routes of
-// this program's links, which a crashed cluster may have left behind.
+// HostRoutes returns the destinations of the host's routes, with which CIDRs of a new cluster must not overlap. It
+// omits default routes, and routes of this program's links, which a crashed cluster may have left behind.
 func HostRoutes() ([]netip.Prefix, error) {
 	routes, err := netlinkutil.Routes(netlink.FAMILY_ALL)
 	if err != nil {
@@ -210,7 +211,7 @@ func FreeRange(routes []netip.Prefix, usual, pattern string, from int) (string, 
 	return "", command.PreflightError(errors.New("all default CIDRs for pods or services overlap with routes of this host; set --cluster-cidr and --service-cidr"))
 }
 
-// EnableAddons adds add-ons to the enabled ones.
+// EnableAddons adds add-ons to the configuration. It returns a configuration error for an unknown name.
 func (id *Cluster) EnableAddons(addons []string) error {
 	for _, name := range addons {
 		if _, err := manifests.FindAddon(name); err != nil {

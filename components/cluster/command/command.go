@@ -19,7 +19,8 @@ func RootFlag(flags *pflag.FlagSet, root *string) {
 	flags.StringVar(root, "root", "", "Directory for all files of the cluster, instead of the default paths.")
 }
 
-// Layout returns the paths of a node below root, or the default paths if root is empty.
+// Layout returns the paths of the files of a node below root, the value of the flag --root. If root is empty, it
+// returns the default paths.
 func Layout(root string) layout.Node {
 	if root == "" {
 		return layout.Default()
@@ -27,7 +28,8 @@ func Layout(root string) layout.Node {
 	return layout.Under(root)
 }
 
-// NewHostCommand returns a command that must run as root and works on the cluster below --root.
+// NewHostCommand returns a command without arguments that must run as root. It adds the flag --root and calls run with
+// the paths below that directory.
 func NewHostCommand(use, short string, run func(ctx context.Context, out io.Writer, l layout.Node) error) *cobra.Command {
 	var root string
 	cmd := &cobra.Command{

@@ -19,9 +19,9 @@ import (
 	"hyperkube/internal/client"
 )
 
-// apiServerWatch watches the API server that runs while manifests are written. If its manifest changes,
-// the kubelet replaces it. Until then the old API server still answers; a client that connects too
-// early would lose its connection in the middle of the following steps.
+// apiServerWatch detects when the API server of this machine stops, while a command writes manifests. If its manifest
+// changes, the kubelet replaces it. Until then the old API server still answers; a client that connects too early
+// would lose its connection in the middle of the following steps.
 type apiServerWatch struct {
 	manifest    string
 	oldManifest []byte
@@ -33,7 +33,8 @@ type apiServerWatch struct {
 // watchTimeout is how long to wait until the API server starts a watch.
 const watchTimeout = 10 * time.Second
 
-// watchAPIServer starts to watch the API server of this machine. The caller must call Stop.
+// watchAPIServer starts to watch the API server of this machine, before its manifest is written. The result does
+// nothing if no API server runs. The caller must call Stop.
 func (m *controlPlaneNode) watchAPIServer(ctx context.Context) *apiServerWatch {
 	i := &apiServerWatch{manifest: filepath.Join(m.layout.StaticPods(), "kube-apiserver.yaml")}
 	var err error
@@ -63,14 +64,15 @@ func (m *controlPlaneNode) watchAPIServer(ctx context.Context) *apiServerWatch {
 	return i
 }
 
-// Stop stops the watch.
+// Stop stops the watch and closes its connection.
 func (i *apiServerWatch) Stop() {
 	if i.stop != nil {
 		i.stop()
 	}
 }
 
-// waitStopped blocks until the old server has stopped, if its manifest has changed.
+// waitStopped blocks until the API server that ran when the watch began has stopped. It returns immediately if no API
+// server ran or its manifest has not changed. p limits the wait and reports it to the user.
 func (i *apiServerWatch) waitStopped(ctx context.Context, p progress.Waiter) error {
 	now, err := os.ReadFile(i.manifest)
 	if err != nil || i.watch == nil || bytes.Equal(now, i.oldManifest) {
@@ -93,8 +95,9 @@ func (i *apiServerWatch) waitStopped(ctx context.Context, p progress.Waiter) err
 // retryInterval is the pause before a request is retried after a transient error.
 const retryInterval = 300 * time.Millisecond
 
-// retryTransient calls do until it succeeds or fails with an error that is not transient. Requests fail
-// temporarily while the API server or etcd restarts, so the steps of do must be idempotent.
+// retryTransient calls do, which configures the cluster, until it succeeds or fails with an error that is not
+// transient. Before each retry it waits until the API server is ready. Requests fail temporarily while the API server
+// or etcd restarts, so the steps of do must be idempotent. It returns the last error after progress.DefaultTimeout.
 func (m *controlPlaneNode) retryTransient(ctx context.Context, clients *client.Clients, do func(ctx context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, progress.DefaultTimeout)
 	defer cancel()

@@ -21,7 +21,8 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// NewCerts returns the command `certs`.
+// NewCerts returns the command `certs`, whose subcommands check and renew the certificates of a control plane node,
+// generate certificate signing requests, and generate certificate keys.
 func NewCerts() *cobra.Command {
 	var root string
 	cmd := &cobra.Command{Use: "certs", Short: "Check the expiration of certificates and renew them", Args: cobra.NoArgs}
@@ -140,7 +141,8 @@ func newCertsRenew(root *string) *cobra.Command {
 	}
 }
 
-// renewNamed renews certificates by name.
+// renewNamed renews the certificates with these names, or all if the only name is "all", and prints the results. It
+// returns an error if this machine is not a control plane node of init or join.
 func renewNamed(out io.Writer, l layout.Node, names []string) error {
 	if !clusterconfig.IsControlPlane(l) {
 		return command.PreflightError(errors.New("this machine is not a control plane node of init or join: certificates of `hyperkube up` and of other nodes are renewed automatically"))

@@ -15,7 +15,7 @@ import (
 // ignoredChecks lists the preflight checks whose errors are reported as warnings.
 type ignoredChecks []string
 
-// register adds kubeadm's flag.
+// register adds kubeadm's flag --ignore-preflight-errors to f.
 func (i *ignoredChecks) register(f *pflag.FlagSet) {
 	f.StringSliceVar((*[]string)(i), "ignore-preflight-errors", nil, "A list of checks whose errors will be shown as warnings. Example: 'Port-10250,DiskSpace'. Value 'all' ignores errors from all checks.")
 }

@@ -94,8 +94,8 @@ func printDocuments(out io.Writer, documents []any) error {
 	return nil
 }
 
-// validateConfig reports what init and join would refuse in a file, as far as this can be checked
-// without a cluster.
+// validateConfig returns an error if init or join would refuse data, the content of a configuration file. It makes
+// only those checks that need no cluster.
 func validateConfig(data []byte) error {
 	kinds, err := kubeadmKinds(data)
 	if err != nil {
@@ -139,8 +139,7 @@ func kubeadmKinds(data []byte) (map[string]bool, error) {
 	return kinds, err
 }
 
-// validate reports errors in the settings of a control plane node, as far as they can be detected
-// without changing anything.
+// validate returns all errors in the settings that can be detected without changing the machine.
 func (s *controlPlaneSettings) validate() error {
 	var errs []error
 	if s.NodeName != "" {

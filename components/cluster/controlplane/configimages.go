@@ -11,7 +11,7 @@ import (
 	"hyperkube/internal/base/version"
 )
 
-// controlPlaneImages is kubeadm's structured output of `config images list`.
+// controlPlaneImages is the JSON output of `config images list`, in the format of kubeadm.
 type controlPlaneImages struct {
 	metav1.TypeMeta `json:",inline"`
 	Images          []string `json:"images"`

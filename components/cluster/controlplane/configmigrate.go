@@ -21,7 +21,8 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// newConfigMigrate returns the command `config migrate`.
+// newConfigMigrate returns the command `config migrate`, which converts a kubeadm configuration file to one that init
+// and join accept.
 func newConfigMigrate() *cobra.Command {
 	var from, to string
 	cmd := &cobra.Command{
@@ -61,8 +62,8 @@ func newConfigMigrate() *cobra.Command {
 // oldVersion is the older version of the kubeadm configuration API that migrate also reads.
 const oldVersion = "kubeadm.k8s.io/v1beta3"
 
-// migrate converts a file to one that init and join accept. The notes name the settings that are
-// left out.
+// migrate converts data, the content of a kubeadm configuration file, to a file that init and join accept. The notes
+// name the settings that are left out because they are not supported.
 func migrate(data []byte) (text []byte, notes []string, err error) {
 	var documents []any
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))

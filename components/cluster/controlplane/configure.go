@@ -31,8 +31,9 @@ import (
 	"hyperkube/manifests"
 )
 
-// configure applies the objects that joining requires, marks the control plane node and applies the
-// add-ons. It returns the bootstrap token.
+// configure applies the objects that other machines need for joining, uploads the certificates if that is enabled,
+// marks the node as a control plane node and applies the add-ons. It first waits for the API server. It returns the
+// bootstrap token for the join command.
 func (m clusterSetup) configure(ctx context.Context) (joindiscovery.Token, error) {
 	record, err := m.token()
 	if err != nil {
@@ -115,7 +116,7 @@ func (m clusterSetup) adminConfig() (*rest.Config, error) {
 	return config, nil
 }
 
-// waitOptions returns how long to wait for the control plane, and how to report progress.
+// waitOptions returns the timeout of waits for the control plane, and how the waits report progress to the user.
 func (m *controlPlaneNode) waitOptions() progress.Waiter {
 	return progress.Waiter{
 		FirstReport: progress.FirstReport, ReportInterval: progress.ReportInterval, Timeout: m.settings.Waits.controlPlane(),
@@ -142,7 +143,8 @@ func (m clusterSetup) waitForAPIServer(ctx context.Context, clients *client.Clie
 	}, await)
 }
 
-// token returns the record of the configured bootstrap token, or of a new one.
+// token returns the bootstrap token to store in the cluster, with its usages, groups and expiration: the configured
+// token, or a new random one.
 func (m clusterSetup) token() (*joindiscovery.Record, error) {
 	r := &joindiscovery.Record{
 		Token: joindiscovery.NewToken(), Usages: []string{joindiscovery.Signing, joindiscovery.Authentication}, Groups: []string{joindiscovery.NodeGroup},
@@ -172,8 +174,8 @@ func (m clusterSetup) token() (*joindiscovery.Record, error) {
 	return r, nil
 }
 
-// objects returns the objects that a cluster needs for joining, in addition to those that every
-// cluster has.
+// objects returns the API objects that joining machines need, in addition to those that every cluster has: the
+// ConfigMaps of configObjects and the objects of joinObjects.
 func (m clusterSetup) objects(token *joindiscovery.Record) ([]*unstructured.Unstructured, error) {
 	config, err := m.configObjects()
 	if err != nil {
@@ -183,7 +185,8 @@ func (m clusterSetup) objects(token *joindiscovery.Record) ([]*unstructured.Unst
 	return append(config, join...), err
 }
 
-// configObjects returns the ConfigMaps with the cluster and kubelet configuration.
+// configObjects returns the ConfigMaps with the cluster and kubelet configuration, which joining machines and kubeadm
+// read.
 func (m clusterSetup) configObjects() ([]*unstructured.Unstructured, error) {
 	cluster, err := m.configMap(joindiscovery.ClusterConfig, "ClusterConfiguration", m.clusterConfiguration())
 	if err != nil {
@@ -200,7 +203,8 @@ func (m clusterSetup) configObjects() ([]*unstructured.Unstructured, error) {
 	return toUnstructuredAll(cluster, kubelet)
 }
 
-// joinObjects returns the objects that let machines join with the token.
+// joinObjects returns the objects that let machines join with the token: the ConfigMap cluster-info, the Secret of the
+// token, and RBAC roles and bindings.
 func (m clusterSetup) joinObjects(token *joindiscovery.Record) ([]*unstructured.Unstructured, error) {
 	info, err := joindiscovery.Cluster{Server: m.server(), CA: m.pki.CA.CertPEM}.Info()
 	if err != nil {
@@ -292,8 +296,8 @@ func (m clusterSetup) configMap(name, key string, content any) (*corev1.ConfigMa
 	}, nil
 }
 
-// mark adds the label and taints of a control plane node. Taints are added only together with the
-// label, so that a taint that a user removed is not added again.
+// mark adds the label and taints of a control plane node to this machine's Node. Taints are added only together with
+// the label, so that a taint that a user removed is not added again.
 func (m clusterSetup) mark(ctx context.Context, clients *client.Clients) error {
 	nodes := clients.Kube.CoreV1().Nodes()
 	err := retry.OnError(retry.DefaultBackoff, apierrors.IsConflict, func() error {

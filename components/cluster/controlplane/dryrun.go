@@ -21,8 +21,8 @@ import (
 	"hyperkube/manifests"
 )
 
-// dryRunner is a dry run. Files are written to a temporary directory, and the differences from the
-// machine's files are printed.
+// dryRunner executes the file operations of a command without changing the machine. Files are written to a temporary
+// directory with copies of the machine's files, and the differences are printed.
 type dryRunner struct {
 	real layout.Node
 	// staged is the layout of the temporary directory. It starts with copies of the keys,
@@ -95,8 +95,8 @@ func (r *dryRunner) copy(dir string) error {
 	return nil
 }
 
-// print prints the files that would be written. Manifests are printed with their contents; keys and
-// credentials only by name.
+// print prints which files the command would have written to the machine. Manifests are printed with their contents;
+// keys and credentials only by name.
 func (r *dryRunner) print() error {
 	var paths []string
 	for _, dir := range r.dirs(r.staged) {
@@ -139,7 +139,8 @@ func (r *dryRunner) indent(text []byte) {
 	}
 }
 
-// printObjects prints the objects that would be applied. The contents of Secrets are not printed.
+// printObjects prints the objects that the command would have applied to the cluster. The contents of Secrets are
+// omitted.
 func (r *dryRunner) printObjects(objects []*unstructured.Unstructured) error {
 	for _, obj := range objects {
 		name := strings.TrimPrefix(obj.GetNamespace()+"/"+obj.GetName(), "/")
@@ -161,7 +162,8 @@ func (r *dryRunner) printf(format string, args ...any) {
 	fmt.Fprintf(r.out, "[dryrun] "+format+"\n", args...)
 }
 
-// printDryRun prints what init would do.
+// printDryRun prints what init would do: the files that it would write and the objects that it would apply. running
+// means that the node process already runs, so that init would not start it.
 func (m *controlPlaneNode) printDryRun(out io.Writer, running bool) error {
 	r, err := newDryRunner(m.layout, out)
 	if err != nil {
@@ -274,7 +276,7 @@ func dryRunWrite(out io.Writer, l layout.Node, write func(layout.Node) error, re
 	return report(r)
 }
 
-// printUpgrade prints what an upgrade would write.
+// printUpgrade prints the files that an upgrade would write, and that the node and changed static pods would restart.
 func printUpgrade(r *dryRunner) error {
 	if err := r.print(); err != nil {
 		return err

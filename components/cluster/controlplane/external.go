@@ -51,7 +51,8 @@ func (m credentials) requiredKubeconfigs() []string {
 	return names
 }
 
-// storedPair returns the path of the stored key pair from which a kubeconfig is written.
+// storedPair returns the path, without extension, of the client certificate and key from which the kubeconfig with
+// this name is written.
 func (m credentials) storedPair(name string) string {
 	return filepath.Join(m.layout.Data, "kubeconfig-keys", name)
 }
@@ -73,8 +74,9 @@ func (m credentials) withMissingKubeconfigs(err error) error {
 	return command.PreflightError(fmt.Errorf("%w: `hyperkube certs generate-csr` writes keys and certificate signing requests", err))
 }
 
-// importKubeconfigs stores the certificates and keys of externally signed kubeconfigs, so that the kubeconfigs
-// can be written from them. The kubelet's certificate is optional if the kubelet has a newer one.
+// importKubeconfigs copies the client certificates and keys of kubeconfigs that an external CA has signed to the paths
+// of storedPair, from which the kubeconfigs are later written again. It does nothing if the CA key is on this machine.
+// A missing kubeconfig is an error, unless its certificate was stored before or the kubelet has a newer one.
 func (m credentials) importKubeconfigs() error {
 	if !m.hasExternalCA() {
 		return nil
@@ -107,7 +109,8 @@ func (m credentials) currentKubeletPair() string {
 	return filepath.Join(m.layout.Kubelet, "pki", "kubelet-client-current.pem")
 }
 
-// kubeletPair returns the first client certificate of the kubelet.
+// kubeletPair returns the client certificate and key with which the kubelet first authenticates. The result is empty
+// if the CA is external and the kubelet has already requested a newer certificate.
 func (m credentials) kubeletPair() (*pki.Pair, error) {
 	if !m.hasExternalCA() {
 		return m.pki.CA.NewPair(pki.Node(m.identity.NodeName))
@@ -119,7 +122,8 @@ func (m credentials) kubeletPair() (*pki.Pair, error) {
 	return pair, err
 }
 
-// newCertsGenerateCSR returns the command `certs generate-csr`.
+// newCertsGenerateCSR returns the command `certs generate-csr`, which writes keys and certificate signing requests for
+// an external CA.
 func newCertsGenerateCSR(root *string) *cobra.Command {
 	var config, certDir, kubeconfigDir string
 	cmd := &cobra.Command{
@@ -158,8 +162,8 @@ func newCertsGenerateCSR(root *string) *cobra.Command {
 	return cmd
 }
 
-// writeRequests writes keys and certificate signing requests for all certificates of this control plane
-// node.
+// writeRequests writes keys and certificate signing requests, which an external CA signs, for all certificates of this
+// control plane node: to certDir, and for kubeconfigs to kubeconfigDir. It refuses to replace an existing kubeconfig.
 func (m credentials) writeRequests(out io.Writer, certDir, kubeconfigDir string) error {
 	names := m.requiredKubeconfigs()
 	slices.Sort(names)

@@ -54,7 +54,7 @@ type initOptions struct {
 	flags   controlPlaneSettings
 }
 
-// NewInit returns the command `init`.
+// NewInit returns the command `init`, which sets up this machine as the first control plane node of a new cluster.
 func NewInit() *cobra.Command {
 	o := &initOptions{}
 	cmd := &cobra.Command{
@@ -73,7 +73,7 @@ func NewInit() *cobra.Command {
 	return cmd
 }
 
-// register adds the flags.
+// register adds the flags of init, which set the fields of o, to f.
 func (o *initOptions) register(f *pflag.FlagSet) {
 	g := &o.flags
 	command.RootFlag(f, &o.root)
@@ -103,7 +103,8 @@ func (o *initOptions) register(f *pflag.FlagSet) {
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Also log debug messages.")
 }
 
-// run creates the control plane node, or starts it if it exists.
+// run creates the first control plane node of a cluster on this machine. If the node exists, run updates its files,
+// starts it if it does not run, and applies the objects of the cluster again. changed reports whether a flag is set.
 func (o *initOptions) run(ctx context.Context, out io.Writer, changed func(string) bool) error {
 	if err := command.RequireRoot(); err != nil {
 		return err
@@ -155,7 +156,8 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, changed func(strin
 	return m.printNextSteps(out, token)
 }
 
-// controlPlaneNode is the state of one run of a command that sets up or changes this control plane node.
+// controlPlaneNode is the state of one run of a command that sets up or changes this control plane node: its settings,
+// the identity of the cluster, its addresses and its keys.
 type controlPlaneNode struct {
 	layout          layout.Node
 	settings        controlPlaneSettings
@@ -196,8 +198,9 @@ type clusterSetup struct{ *controlPlaneNode }
 // memberJoin joins an additional control plane node, and its etcd member.
 type memberJoin struct{ *controlPlaneNode }
 
-// complete determines the settings that are not configured: the identity of the cluster, the
-// certificate key and the addresses.
+// complete determines what the settings leave open: the identity of the cluster, which is loaded if it exists, the
+// certificate key and the addresses. It returns an error if the machine belongs to another cluster, or if the settings
+// contain a change that the existing cluster cannot apply.
 func (m *controlPlaneNode) complete() error {
 	id, exists, err := clusterconfig.Load(m.layout)
 	if err != nil {
@@ -233,7 +236,8 @@ func (m *controlPlaneNode) complete() error {
 	return m.completeAddresses()
 }
 
-// completeCertificateKey determines the key that encrypts uploaded certificates.
+// completeCertificateKey sets the key that encrypts uploaded certificates, to the configured or a new random one. It
+// does nothing if certificates are not uploaded.
 func (m *controlPlaneNode) completeCertificateKey() error {
 	if !m.settings.UploadCerts {
 		return nil
@@ -249,7 +253,8 @@ func (m *controlPlaneNode) completeCertificateKey() error {
 	return nil
 }
 
-// completeAddresses determines the addresses of this machine for other machines.
+// completeAddresses determines the addresses at which other machines reach this one. The configured advertise address
+// comes first and replaces the detected address of its IP family. It returns an error if there is no address.
 func (m *controlPlaneNode) completeAddresses() error {
 	var err error
 	if m.addresses, err = clusterconfig.NodeAddresses(m.identity.PodCIDRs); err != nil {
@@ -280,8 +285,8 @@ func (m *controlPlaneNode) ports() []int {
 	return append(ports, m.settings.Port, layout.PortEtcdClient, layout.PortEtcdPeer, layout.PortControllerManager, layout.PortScheduler)
 }
 
-// server returns the URL of the API server for other machines. localURL returns the URL for this
-// machine.
+// server returns the URL at which other machines reach the API server: that of the configured stable endpoint, or else
+// that of this machine. localURL returns the URL for this machine.
 func (m *controlPlaneNode) server() string {
 	if m.settings.Endpoint == "" {
 		return m.localURL()
@@ -304,7 +309,8 @@ func (m *controlPlaneNode) kubeconfigPath(name string) string {
 	return filepath.Join(m.layout.Etc, name+".conf")
 }
 
-// prepare writes all files that are needed before the node starts.
+// prepare writes all files that init needs before the node starts: keys, certificates, settings, kubeconfigs and
+// static pod manifests.
 func (m *controlPlaneNode) prepare() error {
 	options, err := m.setUpFirst()
 	if err != nil {
@@ -359,7 +365,9 @@ func (m credentials) pkiConfig() (pki.Config, error) {
 	return cfg, nil
 }
 
-// ensureKeys creates missing keys and certificates.
+// ensureKeys loads the keys and certificates of the node into m.pki and creates missing ones, and the key with which
+// Secrets are encrypted at rest. If the CA is external, missing certificates are an error that explains how to create
+// them.
 func (m credentials) ensureKeys() error {
 	cfg, err := m.pkiConfig()
 	if err != nil {
@@ -374,7 +382,8 @@ func (m credentials) ensureKeys() error {
 	return encryption.Ensure(m.encryptionFile())
 }
 
-// nodeOptions returns the options of the node process on this control plane node.
+// nodeOptions returns the options with which the node process (kubelet and proxy) of this control plane node starts.
+// It creates the kubelet's serving certificate, unless the CA is external.
 func (m *controlPlaneNode) nodeOptions() (*node.Options, error) {
 	serving := &pki.Pair{} // empty: the kubelet creates its own
 	if !m.credentials().hasExternalCA() {
@@ -392,7 +401,8 @@ func (m *controlPlaneNode) nodeOptions() (*node.Options, error) {
 	}, nil
 }
 
-// writeKubeconfigs writes the named kubeconfigs, and those of the proxy and the kubelet.
+// writeKubeconfigs writes the kubeconfigs with these names to the directory Etc of the layout, and those of the proxy
+// and the kubelet to the paths in node.
 func (m credentials) writeKubeconfigs(node *node.Options, names ...string) error {
 	for _, c := range []struct {
 		name, user, server string
@@ -433,8 +443,8 @@ func (m credentials) writeKubeconfigs(node *node.Options, names ...string) error
 	return kubeletcerts.Install(node.CertificateConfig(m.layout), m.localURL(), m.pki.CA.CertPEM, pair.CertPEM, pair.KeyPEM)
 }
 
-// writeStaticPods writes the manifests of the components. Unchanged manifests are not written, so that
-// these pods do not restart.
+// writeStaticPods writes the static pod manifests of the components. It does not write a manifest that has not
+// changed, because the kubelet would restart the pod.
 func (m *controlPlaneNode) writeStaticPods(components ...string) error {
 	advertise := m.address.String()
 	host := advertise
@@ -503,7 +513,8 @@ func (m credentials) mergeAdminKubeconfig() error {
 	return target.Merge(kubeconfig.Config{Name: kubeconfig.DefaultName, Server: m.server(), CA: m.pki.CA.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM})
 }
 
-// printNextSteps merges the kubeconfig and prints the next steps with the join commands.
+// printNextSteps merges the administrator's kubeconfig into the user's, and prints the commands with which other
+// machines join, unless the phase show-join-command is skipped.
 func (m *controlPlaneNode) printNextSteps(out io.Writer, token joindiscovery.Token) error {
 	if err := m.credentials().mergeAdminKubeconfig(); err != nil {
 		return err
@@ -525,8 +536,8 @@ func controlPlaneFlags(certificateKey string) string {
 	return " --control-plane --certificate-key " + certificateKey
 }
 
-// joinCommand returns the join command for this cluster. With --skip-token-print it does not
-// contain the token.
+// joinCommand returns the command with which a worker joins this cluster. With --skip-token-print it does not contain
+// the token.
 func (m *controlPlaneNode) joinCommand(token joindiscovery.Token) string {
 	text := token.String()
 	if m.settings.HideToken {
@@ -535,7 +546,8 @@ func (m *controlPlaneNode) joinCommand(token joindiscovery.Token) string {
 	return joinCommand(m.server(), text, m.pki.CA.Cert)
 }
 
-// joinCommand returns the command that joins a machine to a cluster.
+// joinCommand returns the command that joins a machine to the cluster at server. It contains the bootstrap token and
+// the hash of ca, with which the machine verifies the cluster.
 func joinCommand(server, token string, ca *x509.Certificate) string {
 	return fmt.Sprintf("hyperkube join %s --token %s --discovery-token-ca-cert-hash %s",
 		strings.TrimPrefix(server, "https://"), token, joindiscovery.Hash(ca))

@@ -98,8 +98,8 @@ func newInitPhases() *cobra.Command {
 	return all
 }
 
-// phaseCommand returns the command of a phase. If the phase has parts, each part is a subcommand.
-// fill adds the flags and the run function to a command.
+// phaseCommand returns the command of a phase of init or join. If the phase has parts, each part is a subcommand. fill
+// adds the flags and the run function to the command of a part, which is "" for a phase without parts.
 func phaseCommand(name, short string, parts []string, fill func(cmd *cobra.Command, part string)) *cobra.Command {
 	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs}
 	if parts == nil {
@@ -113,7 +113,8 @@ func phaseCommand(name, short string, parts []string, fill func(cmd *cobra.Comma
 	return cmd
 }
 
-// fill adds the flags to cmd and makes it run the part.
+// fill adds the flags of init to cmd, the command of a phase, and makes it run this part of the phase on the control
+// plane node of this machine.
 func (p initPhase) fill(cmd *cobra.Command, part string) {
 	o := &initOptions{}
 	o.register(cmd.Flags())
@@ -161,7 +162,8 @@ func (o *initOptions) newNode(l layout.Node, out io.Writer, changed func(string)
 	return m, m.completeAddresses()
 }
 
-// setUpNode sets up the node like init, or like join on an additional control plane node.
+// setUpNode creates missing keys and saves the settings of this node: like init on the first control plane node, and
+// like join on an additional one.
 func (m *controlPlaneNode) setUpNode() (*node.Options, error) {
 	if m.additional {
 		return m.member().setUpAdditional()
@@ -169,7 +171,8 @@ func (m *controlPlaneNode) setUpNode() (*node.Options, error) {
 	return m.setUpFirst()
 }
 
-// writeManifests writes the manifests of the components and everything that they need.
+// writeManifests writes the static pod manifests of the components, after it has created the keys and settings that
+// they need. It returns an error on a machine whose join as a control plane node has not added the etcd member yet.
 func (m *controlPlaneNode) writeManifests(components ...string) error {
 	if _, err := m.setUpNode(); err != nil {
 		return err

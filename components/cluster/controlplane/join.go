@@ -58,7 +58,7 @@ type joinOptions struct {
 	ignored ignoredChecks
 }
 
-// NewJoin returns the command `join`.
+// NewJoin returns the command `join`, which joins this machine to a cluster that init has created.
 func NewJoin() *cobra.Command {
 	o := &joinOptions{}
 	cmd := &cobra.Command{
@@ -80,7 +80,7 @@ func NewJoin() *cobra.Command {
 	return cmd
 }
 
-// register adds the flags.
+// register adds the flags of join, which set the fields of o, to f.
 func (o *joinOptions) register(f *pflag.FlagSet) {
 	command.RootFlag(f, &o.root)
 	f.StringVar(&o.config, "config", "", "Path to a kubeadm configuration file (JoinConfiguration of v1beta4).")
@@ -104,7 +104,8 @@ func (o *joinOptions) register(f *pflag.FlagSet) {
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "Also log debug messages.")
 }
 
-// run joins the machine to a cluster, or starts a node that has joined already.
+// run joins the machine to a cluster as a worker or an additional control plane node. Without the address of a
+// cluster, it resumes an interrupted join, or starts the node of a machine that has joined already.
 func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	if err := command.RequireRoot(); err != nil {
 		return err
@@ -165,7 +166,8 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// ports returns the ports that must be free.
+// ports returns the TCP ports that must be free before the machine joins: those of the node and, for a control plane
+// node, of its components.
 func (o *joinOptions) ports() []int {
 	ports := []int{layout.PortKubelet, layout.PortKubeletHealthz, layout.PortProxyHealthz}
 	if o.asControlPlane {
@@ -174,7 +176,7 @@ func (o *joinOptions) ports() []int {
 	return ports
 }
 
-// waitOptions returns how long to wait for discovery of the cluster, and how to report progress.
+// waitOptions returns the timeout of the discovery of the cluster, and how the wait reports progress to the user.
 func (o *joinOptions) waitOptions(s *progress.Steps) progress.Waiter {
 	return progress.Waiter{
 		FirstReport: progress.FirstReport, ReportInterval: progress.ReportInterval, Timeout: o.timeouts.discovery(),
@@ -212,7 +214,8 @@ const (
 	warnSkew = time.Minute
 )
 
-// start starts the node that was set up.
+// start starts the node process on this machine, waits until the node is registered in the cluster, and reports that
+// to s.
 func (o *joinOptions) start(ctx context.Context, l layout.Node, s *progress.Steps) error {
 	began := time.Now()
 	if err := node.Start(ctx, l, o.verbose, o.startTimeout(l), s); err != nil {
@@ -222,7 +225,8 @@ func (o *joinOptions) start(ctx context.Context, l layout.Node, s *progress.Step
 	return nil
 }
 
-// startTimeout returns the timeout for the start of the node.
+// startTimeout returns how long join waits until the node is registered in the cluster. Control plane nodes and
+// workers have separate timeouts.
 func (o *joinOptions) startTimeout(l layout.Node) time.Duration {
 	if clusterconfig.IsControlPlane(l) {
 		return o.timeouts.controlPlane()
@@ -230,8 +234,9 @@ func (o *joinOptions) startTimeout(l layout.Node) time.Duration {
 	return o.timeouts.worker()
 }
 
-// complete combines the flags with the configuration file and validates them. It returns the token
-// for TLS bootstrap.
+// complete adds the settings of the configuration file and of the discovery file to those of the flags, and validates
+// the result. It returns the bootstrap token with which the kubelet gets its first certificate, which may be empty if
+// the discovery file has credentials.
 func (o *joinOptions) complete(ctx context.Context) (joindiscovery.Token, error) {
 	if o.config != "" {
 		if err := o.readConfigFile(); err != nil {
@@ -254,7 +259,8 @@ func (o *joinOptions) loadDiscoveryFile(ctx context.Context) error {
 	return o.discovery.LoadFile(ctx, o.discoveryFile)
 }
 
-// validate validates the options and sets defaults. It returns the token for TLS bootstrap.
+// validate validates the options and sets defaults. It returns the bootstrap token with which the kubelet gets its
+// first certificate, which may be empty if the discovery file has credentials.
 func (o *joinOptions) validate() (joindiscovery.Token, error) {
 	if o.discovery.Endpoint == "" {
 		return joindiscovery.Token{}, errors.New("the address of the API server is missing: specify HOST:PORT or --discovery-file")
@@ -282,7 +288,7 @@ func (o *joinOptions) validate() (joindiscovery.Token, error) {
 	return bootstrap, o.discovery.Validate()
 }
 
-// readConfigFile applies the configuration file. Flags take precedence.
+// readConfigFile reads the configuration file of the flag --config and sets the options in it. Flags take precedence.
 func (o *joinOptions) readConfigFile() error {
 	data, err := os.ReadFile(o.config)
 	if err != nil {
@@ -291,7 +297,8 @@ func (o *joinOptions) readConfigFile() error {
 	return o.decode(data)
 }
 
-// decode applies a configuration. Flags take precedence.
+// decode sets the options that data, the content of a configuration file, contains. Options that flags have set are
+// not changed.
 func (o *joinOptions) decode(data []byte) error {
 	var err error
 	var file joinConfiguration
@@ -338,7 +345,8 @@ func (o *joinOptions) decode(data []byte) error {
 	return nil
 }
 
-// prepare reads the configuration of the cluster and writes the files that the node needs to start.
+// prepare writes the files with which this machine starts as a worker of the cluster c. It reads the configuration of
+// the cluster with the token.
 func (o *joinOptions) prepare(ctx context.Context, l layout.Node, c *joindiscovery.Cluster, token joindiscovery.Token) error {
 	kube, err := joinClient(c, token, o.timeouts.call())
 	if err != nil {
@@ -401,7 +409,8 @@ func joinClient(c *joindiscovery.Cluster, token joindiscovery.Token, timeout tim
 	return kubernetes.NewForConfig(config)
 }
 
-// readClusterConfiguration reads the cluster and kubelet configuration from the cluster.
+// readClusterConfiguration reads the cluster and kubelet configuration from the ConfigMaps of the cluster that this
+// machine joins.
 func readClusterConfiguration(ctx context.Context, kube kubernetes.Interface) (*clusterConfiguration, *kubeletv1beta1.KubeletConfiguration, error) {
 	var cluster clusterConfiguration
 	if err := readConfig(ctx, kube, joindiscovery.ClusterConfig, "ClusterConfiguration", &cluster); err != nil {
@@ -412,7 +421,8 @@ func readClusterConfiguration(ctx context.Context, kube kubernetes.Interface) (*
 	return &cluster, &kubelet, err
 }
 
-// readConfig reads a document from a ConfigMap that init created.
+// readConfig decodes the YAML document under key in the ConfigMap with this name, which init has created in
+// kube-system, into into. If the token is rejected, the error explains how to create a new one.
 func readConfig(ctx context.Context, kube kubernetes.Interface, name, key string, into any) error {
 	config, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsUnauthorized(err) {

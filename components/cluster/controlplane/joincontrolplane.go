@@ -73,9 +73,9 @@ func (m *controlPlaneNode) save() error {
 	return nil
 }
 
-// rewriteManifests writes the static pod manifests of an additional control plane node for the
-// version of this program. On other nodes it does nothing. If patches is not empty, this directory
-// replaces the stored one.
+// rewriteManifests writes the static pod manifests of an additional control plane node again, because this program may
+// have another version than the one that wrote them. It does nothing on the first control plane node and on workers.
+// patches, unless empty, is a directory of patches that replaces the stored one. s reports progress.
 func rewriteManifests(l layout.Node, s *progress.Steps, patches string, verbose bool) error {
 	stored, err := loadAdditionalNode(l)
 	if err != nil || stored == nil || stored.EtcdMembers == "" {
@@ -154,8 +154,8 @@ func (o *joinOptions) resumeJoin(ctx context.Context, out io.Writer, l layout.No
 	return m.member().completeJoin(ctx, out)
 }
 
-// completeJoin joins etcd and starts the control plane of this machine, whose keys and kubeconfigs exist
-// already.
+// completeJoin joins etcd, starts the control plane of this machine, whose keys and kubeconfigs exist already, marks
+// the node as a control plane node, and saves that the join is complete.
 func (m memberJoin) completeJoin(ctx context.Context, out io.Writer) error {
 	// An earlier attempt may have left a node process that waits for missing files.
 	if err := stopNode(ctx, m.layout, m.steps); err != nil {
@@ -179,7 +179,7 @@ func (m memberJoin) completeJoin(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// saveJoined saves that joining is complete.
+// saveJoined saves in the stored state of this node that its join is complete, so that join does not resume it.
 func (m *controlPlaneNode) saveJoined() error {
 	m.joining = false
 	return m.save()
@@ -199,7 +199,8 @@ func (m memberJoin) withEtcdMember(ctx context.Context, then func(ctx context.Co
 	return then(ctx, others)
 }
 
-// markSelf marks the node as control plane node through this machine's API server.
+// markSelf adds the label and taints of a control plane node to this machine's Node, with a request to this machine's
+// API server.
 func (m memberJoin) markSelf(ctx context.Context) error {
 	config, err := clientcmd.BuildConfigFromFlags(m.localURL(), m.kubeconfigPath("admin"))
 	if err != nil {
@@ -212,7 +213,9 @@ func (m memberJoin) markSelf(ctx context.Context) error {
 	return m.setup().mark(ctx, clients)
 }
 
-// configureNode sets the fields of m from the configuration of the cluster.
+// configureNode sets the settings and the identity of m, the additional control plane node that this machine becomes,
+// from the flags and the configuration of the cluster. It returns an error if the cluster has no stable control plane
+// endpoint.
 func (o *joinOptions) configureNode(ctx context.Context, m *controlPlaneNode, kube kubernetes.Interface) error {
 	cluster, kubelet, err := readClusterConfiguration(ctx, kube)
 	if err != nil {

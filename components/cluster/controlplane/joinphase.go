@@ -28,7 +28,7 @@ type joinPhase struct {
 	run              func(ctx context.Context, j *joinRun, part string) error
 }
 
-// joinRun is a run of one phase of join.
+// joinRun is one run of the command `join phase`: the options of join, the paths of the node, and the bootstrap token.
 type joinRun struct {
 	*joinOptions
 	layout    layout.Node
@@ -108,7 +108,7 @@ func newJoinPhases() *cobra.Command {
 	return all
 }
 
-// fill adds the flags to cmd and makes it run the part.
+// fill adds the flags of join to cmd, the command of a phase, and makes it run this part of the phase on this machine.
 func (p joinPhase) fill(cmd *cobra.Command, part string) {
 	o := &joinOptions{}
 	o.register(cmd.Flags())
@@ -172,8 +172,8 @@ func (j *joinRun) additionalNode(ctx context.Context) (*controlPlaneNode, error)
 	return j.additionalNode(ctx)
 }
 
-// prepareControlPlane runs a part of the phase control-plane-prepare, including the steps that the part
-// requires.
+// prepareControlPlane runs a part of the phase control-plane-prepare: it downloads the shared certificates, or creates
+// certificates, kubeconfigs or manifests. It first discovers the cluster and runs the steps that the part requires.
 func (j *joinRun) prepareControlPlane(ctx context.Context, part string) error {
 	c, err := j.discover(ctx, j.waitOptions(j.steps))
 	if err != nil {

@@ -102,8 +102,8 @@ type fileDiscovery struct {
 	KubeConfigPath string `json:"kubeConfigPath,omitempty"`
 }
 
-// decodeKubeadm decodes each document of a file into the value for its kind. The error lists all
-// unknown and unsupported fields. Documents of other kinds are ignored.
+// decodeKubeadm decodes each kubeadm document in data, a configuration file, into the value that into contains for its
+// kind. It ignores documents of other kinds. The error lists all unknown and unsupported fields.
 func decodeKubeadm(data []byte, into map[string]any) error {
 	return eachKubeadm(data, func(meta metav1.TypeMeta, doc []byte) error {
 		target, ok := into[meta.Kind]
@@ -136,7 +136,8 @@ func withReason(err error) error {
 	return err
 }
 
-// eachKubeadm calls do for each kubeadm document in a file.
+// eachKubeadm calls do with the type and the content of each YAML document in data that has a version of the group
+// kubeadm.k8s.io. It stops at the first error.
 func eachKubeadm(data []byte, do func(meta metav1.TypeMeta, doc []byte) error) error {
 	docs := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
 	for {
@@ -164,7 +165,7 @@ func eachKubeadm(data []byte, do func(meta metav1.TypeMeta, doc []byte) error) e
 	}
 }
 
-// decodeInit decodes a configuration file of init.
+// decodeInit returns the settings in data, the content of a configuration file of init.
 func decodeInit(data []byte) (controlPlaneSettings, error) {
 	var in initConfiguration
 	var cluster clusterConfiguration
@@ -223,7 +224,8 @@ func (s *controlPlaneSettings) checkPods() error {
 	return errors.Join(errs...)
 }
 
-// applyCluster copies the settings that all control plane nodes of a cluster share.
+// applyCluster sets those settings that all control plane nodes of a cluster share, from the configuration that is
+// stored in the cluster.
 func (s *controlPlaneSettings) applyCluster(cluster *clusterConfiguration) {
 	s.ClusterName = cluster.ClusterName
 	s.Endpoint, s.SANs, s.Domain = cluster.ControlPlaneEndpoint, cluster.APIServer.CertSANs, cluster.Networking.DNSDomain
@@ -273,7 +275,7 @@ func (r *nodeRegistration) taints() ([]string, error) {
 	return taints, nil
 }
 
-// taints returns the taints of this control plane node.
+// taints returns the taints to add to the Node of this control plane node: the configured ones or kubeadm's default.
 func (m *controlPlaneNode) taints() ([]corev1.Taint, error) {
 	if m.settings.Taints == nil {
 		return []corev1.Taint{{Key: clusterconfig.ControlPlaneRole, Effect: corev1.TaintEffectNoSchedule}}, nil
@@ -281,7 +283,8 @@ func (m *controlPlaneNode) taints() ([]corev1.Taint, error) {
 	return kubeletconfig.ParseTaints(m.settings.Taints)
 }
 
-// clusterConfiguration returns the configuration that is stored in the cluster.
+// clusterConfiguration returns kubeadm's ClusterConfiguration with the settings of this node, which init stores in a
+// ConfigMap of the cluster for joining machines.
 func (m *controlPlaneNode) clusterConfiguration() clusterConfiguration {
 	c := clusterConfiguration{
 		TypeMeta:    metav1.TypeMeta{Kind: "ClusterConfiguration", APIVersion: kubeadmapi.Version},

@@ -20,7 +20,7 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// NewKubeconfig returns the command `kubeconfig`.
+// NewKubeconfig returns the command `kubeconfig`, which generates kubeconfig files for additional users.
 func NewKubeconfig() *cobra.Command {
 	cmd := &cobra.Command{Use: "kubeconfig", Short: "Generate kubeconfig files for additional users", Args: cobra.NoArgs}
 	cmd.AddCommand(newKubeconfigUser())
@@ -61,7 +61,8 @@ func newKubeconfigUser() *cobra.Command {
 	return cmd
 }
 
-// print prints the kubeconfig.
+// print writes a kubeconfig for the user to out. It contains the configured token, or a new client certificate that
+// the cluster CA signs.
 func (o *kubeconfigUser) print(out io.Writer, l layout.Node) error {
 	if o.name == "" {
 		return command.ConfigError(errors.New("--client-name is required"))
@@ -100,7 +101,8 @@ func (o *kubeconfigUser) print(out io.Writer, l layout.Node) error {
 	return err
 }
 
-// setCluster sets the server and the CA of the kubeconfig.
+// setCluster sets the cluster name, server and CA in cfg to those of the administrator's kubeconfig. It returns an
+// error if there is no cluster on this machine.
 func (o *kubeconfigUser) setCluster(l layout.Node, cfg *kubeconfig.Config) error {
 	path := clusterconfig.AdminKubeconfig(l)
 	if !layout.Exists(path) {

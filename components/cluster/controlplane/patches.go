@@ -20,7 +20,8 @@ import (
 	"hyperkube/manifests"
 )
 
-// patch changes the manifest of a static pod.
+// patch is one patch of a static pod manifest: the file that contains it, its content, and the function that applies
+// it.
 type patch struct {
 	file  string
 	apply func(pod, patch []byte) ([]byte, error)
@@ -122,7 +123,8 @@ func patchDocuments(data []byte) ([][]byte, error) {
 	}
 }
 
-// apply returns the manifest of a component with the patches applied.
+// apply returns the static pod manifest of a component with the component's patches applied in order. It returns an
+// error if a result is not a valid Pod.
 func (p patches) apply(component string, manifest []byte) ([]byte, error) {
 	if len(p[component]) == 0 {
 		return manifest, nil

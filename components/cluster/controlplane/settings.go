@@ -20,8 +20,8 @@ import (
 	"hyperkube/manifests"
 )
 
-// settings returns the settings of the configuration file, or else of the last run. Flags take
-// precedence.
+// settings returns the settings of the configuration file or, without a file, those that the last run has stored.
+// Flags take precedence; changed reports whether a flag is set.
 func (o *initOptions) settings(l layout.Node, changed func(string) bool) (controlPlaneSettings, error) {
 	s, err := o.baseSettings(l)
 	if err != nil {
@@ -58,7 +58,8 @@ func (o *initOptions) settings(l layout.Node, changed func(string) bool) (contro
 	return s, s.checkSkip()
 }
 
-// baseSettings returns the settings over which flags take precedence.
+// baseSettings returns the settings before flags are applied: those of the configuration file or, without a file,
+// those that the last run of init or join on this machine has stored, or else the defaults.
 func (o *initOptions) baseSettings(l layout.Node) (controlPlaneSettings, error) {
 	if o.config != "" {
 		return readInit(o.config)
@@ -131,7 +132,7 @@ func absolutePath(path string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// readInit reads a configuration file of init.
+// readInit returns the settings in the configuration file of init at path.
 func readInit(path string) (controlPlaneSettings, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -152,7 +153,7 @@ func (s *controlPlaneSettings) clusterName() string { return cmp.Or(s.ClusterNam
 // settingsFile returns the path of the file in which init stores its settings for later runs.
 func settingsFile(l layout.Node) string { return filepath.Join(l.Data, "init.json") }
 
-// saveSettings saves the settings, except those that apply to a single run.
+// saveSettings stores the settings for later runs of init, except those that apply to a single run, such as the token.
 func (m *controlPlaneNode) saveSettings() error {
 	s := m.settings
 	s.Token, s.TokenTTL, s.TokenDescription, s.TokenUsages, s.TokenGroups = "", 0, "", nil, nil

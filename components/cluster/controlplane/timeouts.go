@@ -11,7 +11,7 @@ import (
 	"hyperkube/components/cluster/progress"
 )
 
-// timeouts are the timeouts in kubeadm's configuration.
+// timeouts are the timeouts in kubeadm's configuration files. A nil field means the default.
 type timeouts struct {
 	ControlPlaneComponentHealthCheck *metav1.Duration `json:"controlPlaneComponentHealthCheck,omitempty"`
 	KubeletHealthCheck               *metav1.Duration `json:"kubeletHealthCheck,omitempty"`
@@ -22,7 +22,7 @@ type timeouts struct {
 	UpgradeManifests                 *metav1.Duration `json:"upgradeManifests,omitempty"`
 }
 
-// nodeTimeouts are timeouts. Zero means the default of each.
+// nodeTimeouts are the timeouts of init, join and upgrade on this machine. Zero means the default of each.
 type nodeTimeouts struct {
 	// ControlPlane is the timeout for the start of this machine's control plane.
 	ControlPlane time.Duration `json:",omitzero"`
@@ -39,7 +39,8 @@ type nodeTimeouts struct {
 	Upgrade time.Duration `json:",omitzero"`
 }
 
-// Defaults of the timeouts that are not progress.WaitBound.
+// Default timeouts of the discovery of the cluster and of one API request of join. The other defaults are in package
+// progress.
 const (
 	discoveryTimeout = 5 * time.Minute
 	apiCallTimeout   = 30 * time.Second

@@ -31,7 +31,7 @@ import (
 // tokenOptions are the persistent flags of `token`.
 type tokenOptions struct{ root, kubeconfig string }
 
-// NewToken returns the command `token`.
+// NewToken returns the command `token`, which manages the bootstrap tokens with which machines join.
 func NewToken() *cobra.Command {
 	o := &tokenOptions{}
 	cmd := &cobra.Command{Use: "token", Short: "Manage bootstrap tokens", Args: cobra.NoArgs}

@@ -30,7 +30,8 @@ import (
 	"hyperkube/manifests"
 )
 
-// NewUpgrade returns the command `upgrade`.
+// NewUpgrade returns the command `upgrade`, which upgrades a cluster that init has created to the version of this
+// program.
 func NewUpgrade() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "upgrade", Short: "Upgrade a cluster created with init to the version of this binary", Args: cobra.NoArgs,
@@ -85,8 +86,8 @@ type upgrade struct {
 	patches string
 }
 
-// command returns a run function for a subcommand. It refuses a version argument that is not the
-// version of this program.
+// command returns a run function for a subcommand of `upgrade`: it requires root privileges, refuses a version
+// argument that is not the version of this program, and then calls run.
 func (o *upgrade) command(run func(ctx context.Context, out io.Writer, l layout.Node) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := command.RequireRoot(); err != nil {
@@ -197,7 +198,8 @@ func printPlan(out io.Writer, from, to string, nodes []corev1.Node) error {
 	return err
 }
 
-// apply upgrades the first control plane node to the version of this program.
+// apply upgrades the first control plane node to the version of this program: it stops the node process of the old
+// version, writes the files, and starts the new one. It refuses to run on a node that has joined.
 func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error {
 	if clusterconfig.HasJoined(l) && !layout.Exists(settingsFile(l)) {
 		return command.PreflightError(errors.New("this machine joined the cluster: run `hyperkube upgrade node` instead"))
@@ -257,7 +259,8 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	return nil
 }
 
-// node upgrades a node that has joined to the version of this program.
+// node upgrades a worker or an additional control plane node, which has joined the cluster, to the version of this
+// program. It refuses to run on the first control plane node.
 func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error {
 	if layout.Exists(settingsFile(l)) {
 		return command.PreflightError(errors.New("this is the control plane node of init: run `hyperkube upgrade apply` instead"))
@@ -305,8 +308,8 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 	return nil
 }
 
-// checkUpgradeAllowed checks that the version of this program may follow that of the cluster. It returns a
-// client of the cluster.
+// checkUpgradeAllowed returns an error unless Kubernetes' version skew policy allows upgrading the cluster to the
+// version of this program. Otherwise it returns a client of the cluster.
 func checkUpgradeAllowed(l layout.Node) (kubernetes.Interface, error) {
 	kube, from, err := clusterVersion(l)
 	if err != nil {
@@ -372,8 +375,8 @@ const (
 	nodesReadyTimeout = 2 * time.Minute
 )
 
-// waitForNodes calls look until the other control plane nodes are ready or ctx is done, and returns the
-// last problems.
+// waitForNodes calls look every second until it reports no problem of the check nodesReadyCheck, or until ctx is done.
+// It returns the problems of the last complete check.
 func waitForNodes(ctx context.Context, look func(context.Context) ([]preflight.Problem, error)) ([]preflight.Problem, error) {
 	var last []preflight.Problem
 	for {

@@ -41,8 +41,8 @@ func (o *upgrade) diff(out io.Writer, l layout.Node, around int) error {
 	return dryRunWrite(out, l, write, func(r *dryRunner) error { return r.diffManifests(around) })
 }
 
-// diffManifests prints the differences between the manifests of the machine and those that were
-// written.
+// diffManifests prints the differences between the static pod manifests of the machine and those that the dry run has
+// written. around is the number of unchanged lines around each difference.
 func (r *dryRunner) diffManifests(around int) error {
 	for _, name := range manifests.Components() {
 		path := filepath.Join(r.real.StaticPods(), name+".yaml")

@@ -211,7 +211,7 @@ func (c *Cluster) Remove(ctx context.Context, peerURL string) (removed bool, err
 	}
 }
 
-// URLs returns the client URLs of the members.
+// URLs returns the client URLs of all members, as etcd lists them.
 func (c *Cluster) URLs(ctx context.Context) ([]string, error) {
 	list, err := c.list(ctx)
 	if err != nil {

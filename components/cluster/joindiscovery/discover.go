@@ -31,7 +31,7 @@ const (
 	kubeconfigKey = "kubeconfig"
 )
 
-// Cluster contains what a machine needs to connect to a cluster that it joins.
+// Cluster contains what a machine needs to connect to the cluster that it joins. Discovery.Find returns it.
 type Cluster struct {
 	// Server is the URL of the API server.
 	Server string
@@ -87,7 +87,8 @@ type Discovery struct {
 	OnError func(error)
 }
 
-// Validate reports invalid or missing parameters.
+// Validate returns an error if the address of the API server, the CA hashes or, without hashes, the permission to skip
+// the verification is missing or invalid. It checks nothing if a discovery file was loaded.
 func (d *Discovery) Validate() error {
 	if d.file != nil {
 		return nil
@@ -207,8 +208,8 @@ func (c clockTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// readInfo reads the cluster information and, if signed is set, verifies its signature. It also returns
-// the clock difference to the server.
+// readInfo reads the kubeconfig in the ConfigMap cluster-info from the server and, if signed is set, verifies its
+// signature with the token. It also returns by how much the server's clock is ahead of this machine's.
 func (d *Discovery) readInfo(ctx context.Context, tls rest.TLSClientConfig, signed bool) (string, time.Duration, error) {
 	var ahead time.Duration
 	kube, err := kubernetes.NewForConfig(&rest.Config{

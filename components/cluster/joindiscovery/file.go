@@ -185,7 +185,8 @@ func (c *Cluster) Kubeconfig(token Token) *clientcmdapi.Config {
 	return config
 }
 
-// RESTConfig returns the client configuration of the kubeconfig for the token.
+// RESTConfig returns a client configuration for the cluster that authenticates with the token or, if the token is
+// empty, with the credentials of the discovery file.
 func (c *Cluster) RESTConfig(token Token) (*rest.Config, error) {
 	config, err := clientcmd.NewDefaultClientConfig(*c.Kubeconfig(token), nil).ClientConfig()
 	if err != nil {

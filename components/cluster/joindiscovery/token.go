@@ -21,7 +21,7 @@ import (
 // kubeadm, so that hyperkube and kubeadm accept each other's tokens.
 const NodeGroup = "system:bootstrappers:kubeadm:default-node-token"
 
-// Usages of a token, without the prefix that they have in its Secret.
+// Usages of a bootstrap token: signing the cluster information, and authenticating a joining machine.
 const (
 	Signing        = "signing"
 	Authentication = "authentication"
@@ -90,7 +90,7 @@ type Record struct {
 	Description string
 }
 
-// Validate reports errors in the usages and groups.
+// Validate returns an error if the usages or the groups of the token are invalid.
 func (r *Record) Validate() error {
 	if len(r.Usages) == 0 {
 		return errors.New("a bootstrap token needs at least one usage")

@@ -34,7 +34,8 @@ import (
 // linkName is the name of a node's network interface in its namespace.
 const linkName = "eth0"
 
-// Network is the network of the nodes on one machine.
+// Network is the network that connects the nodes of one machine (`up --nodes N`): a bridge, and a network namespace
+// for each additional node.
 type Network struct {
 	// Layout is the layout of the machine's first node, which runs in the host's network namespace.
 	Layout layout.Node
@@ -59,7 +60,7 @@ func veth(l layout.Node, i int) string { return l.LinkPrefix + "n" + strconv.Ito
 // Namespace returns the path of the i-th additional node's network namespace.
 func Namespace(l layout.Node, i int) string { return filepath.Join(l.Numbered(i).Run, "netns") }
 
-// Gateway returns the host's IPv4 address on the bridge.
+// Gateway returns the host's IPv4 address on the bridge, at which additional nodes reach the API server.
 func (m *Network) Gateway() netip.Addr { return nthAddress(m.Subnet, 1) }
 
 // Addresses returns the addresses of the i-th additional node: IPv4, then IPv6 if Subnet6 is set.
@@ -87,7 +88,7 @@ func nthAddress(subnet netip.Prefix, n int) netip.Addr {
 	return addr
 }
 
-// changes returns the host changes that belong to the bridge.
+// changes returns the changes to the host that EnsureBridge makes and RemoveBridge reverts, for the host journal.
 func (m *Network) changes() []hostjournal.Change {
 	out := []hostjournal.Change{{Kind: hostjournal.Link, Name: Bridge(m.Layout)}}
 	for _, subnet := range m.subnets() {

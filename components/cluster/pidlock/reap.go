@@ -30,8 +30,8 @@ func ReapChildren(l layout.Node) {
 	})
 }
 
-// reapChildren implements ReapChildren. down reports whether another process is stopping the
-// cluster.
+// reapChildren reaps exited children until there are none, or until none has exited and down returns false. down
+// reports whether another process is stopping the cluster.
 func reapChildren(down func() bool) {
 	for {
 		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)

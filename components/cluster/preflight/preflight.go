@@ -81,7 +81,7 @@ func FatalError(problems []Problem, ignored []string, warn func(problem error)) 
 		"[preflight] If you know what you are doing, you can make a check non-fatal with `--ignore-preflight-errors=...`", strings.Join(fatal, "")))
 }
 
-// Problem is the result of a failed check.
+// Problem is the result of a failed preflight check: the name of the check and the error.
 type Problem struct {
 	// Check is the name of the check.
 	Check string
@@ -130,7 +130,7 @@ func check(l layout.Node, ports []int) []Problem {
 	return problems
 }
 
-// checkMemory checks the memory of a machine, in bytes.
+// checkMemory returns an error if the machine has less than minMemory. total is its memory in bytes.
 func checkMemory(total uint64) error {
 	if total < minMemory {
 		return fmt.Errorf("the system RAM (%d MiB) is less than the minimum %d MiB", total>>20, minMemory>>20)
@@ -173,7 +173,7 @@ func hasCluster(l layout.Node) bool {
 	return ours || err != nil || clusterconfig.HasJoined(l)
 }
 
-// checkPorts reports ports that are in use, and the processes that use them.
+// checkPorts returns a problem for each port on which a process listens already. It names the process if it is known.
 func checkPorts(ports []int) []Problem {
 	var problems []Problem
 	for _, port := range ports {

@@ -18,7 +18,7 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// stopAdditionalNodes stops the processes of all additional nodes. Their pods keep running.
+// stopAdditionalNodes stops the main processes of all additional nodes. Their pods keep running.
 func stopAdditionalNodes(ctx context.Context, out io.Writer, l layout.Node) error {
 	return EachAdditionalNode(l, func(i int) error {
 		n := l.Numbered(i)

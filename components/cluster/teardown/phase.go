@@ -19,7 +19,8 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// newPhaseCommand returns the command `reset phase`, with the phases of kubeadm.
+// newPhaseCommand returns the command `reset phase`, which runs a single phase of reset. The phases are those of
+// kubeadm.
 func newPhaseCommand() *cobra.Command {
 	all := &cobra.Command{Use: "phase", Short: "Run a single phase of the reset workflow", Args: cobra.NoArgs}
 	check := command.NewHostCommand("preflight", "Run reset pre-flight checks", func(_ context.Context, _ io.Writer, _ layout.Node) error {
@@ -46,7 +47,7 @@ func newPhaseCommand() *cobra.Command {
 	return all
 }
 
-// printDryRun prints what reset would do.
+// printDryRun prints what reset would stop, revert and delete on this machine, without changing anything.
 func printDryRun(out io.Writer, l layout.Node) error {
 	printf := func(format string, args ...any) { fmt.Fprintf(out, "[dryrun] "+format+"\n", args...) }
 	main, err := pidlock.Holder(l.PIDFile(layout.MainProcess))

@@ -29,7 +29,8 @@ func gracePeriod(labels map[string]string) int64 {
 // So they can still answer the requests of the other pods.
 var finalStages = []string{"kube-apiserver", "etcd"}
 
-// stageOf returns the stage in which a pod is stopped.
+// stageOf returns the number of the stage in which a pod with these labels is stopped: 0, or a later one for the
+// components in finalStages.
 func stageOf(labels map[string]string) int {
 	if labels["tier"] != "control-plane" {
 		return 0

@@ -39,7 +39,7 @@ var units = []service.Unit{service.Cluster, service.Node}
 // StopTimeout limits how long the main process may take to stop.
 const StopTimeout = 30 * time.Second
 
-// NewStop returns the command `stop`.
+// NewStop returns the command `stop`, which stops the main process of the cluster. Pods keep running.
 func NewStop() *cobra.Command {
 	var suspendPods bool
 	cmd := command.NewHostCommand("stop", "Stop the control plane and the kubelet; pods keep running", func(ctx context.Context, out io.Writer, l layout.Node) error {
@@ -62,7 +62,8 @@ func NewStop() *cobra.Command {
 	return cmd
 }
 
-// StopMain stops the main process.
+// StopMain stops the main process of the node at l, which runs kubelet, proxy and in clusters of `up` the control
+// plane. Pods keep running.
 func StopMain(ctx context.Context, out io.Writer, l layout.Node) error {
 	holder := func() (int, error) { return pidlock.Holder(l.PIDFile(layout.MainProcess)) }
 	pid, err := holder()
@@ -119,7 +120,8 @@ func (s *stoppingProcess) wait(ctx context.Context) error {
 	return nil
 }
 
-// NewDown returns the command `down`.
+// NewDown returns the command `down`, which stops the cluster with its pods and reverts the changes to the host. The
+// data is kept.
 func NewDown() *cobra.Command {
 	return command.NewHostCommand("down", "Stop the cluster and its pods, and revert all changes to the host", func(ctx context.Context, out io.Writer, l layout.Node) error {
 		t, err := pidlock.AcquireLifecycle(ctx, l, true)
@@ -178,7 +180,8 @@ func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error
 	return nil
 }
 
-// undoFunctions returns the functions that revert changes of the kinds that belong to other packages.
+// undoFunctions returns the functions that revert changes to the packet filter and to firewalld, whose kinds the host
+// journal records but does not revert itself.
 func undoFunctions() hostjournal.Functions {
 	functions := packetfilter.Undo()
 	maps.Copy(functions, firewalld.Undo())
@@ -208,7 +211,7 @@ func stopRuntime(ctx context.Context, out io.Writer, l layout.Node, leave func()
 	return errors.Join(podErr, terminateRuntime(ctx, l))
 }
 
-// NewReset returns the command `reset`.
+// NewReset returns the command `reset`, which stops the cluster like `down` and deletes its data.
 func NewReset() *cobra.Command {
 	var dryRun bool
 	cmd := command.NewHostCommand("reset", "Stop the cluster, revert all changes to the host and delete the cluster's data", func(ctx context.Context, out io.Writer, l layout.Node) error {
@@ -231,7 +234,8 @@ func NewReset() *cobra.Command {
 	return cmd
 }
 
-// addIgnoreFlag adds a flag of kubeadm, which scripts for kubeadm use.
+// addIgnoreFlag adds kubeadm's flag --ignore-preflight-errors to cmd. It has no effect, but scripts for kubeadm use
+// it.
 func addIgnoreFlag(cmd *cobra.Command) {
 	cmd.Flags().StringSlice("ignore-preflight-errors", nil, "Accepted for compatibility with kubeadm. The only check of reset, for root privileges, cannot be ignored.")
 }
@@ -240,7 +244,8 @@ func reset(ctx context.Context, out io.Writer, l layout.Node) error {
 	return cleanup(ctx, out, l, func() { controlplane.LeaveEtcd(ctx, out, l) })
 }
 
-// cleanup runs reset. It calls leave before etcd stops; leave may be nil.
+// cleanup stops the cluster like down, and deletes the files that init and join have written, the user's kubeconfig
+// context and the data of the cluster. It calls leave, which may be nil, before etcd stops.
 func cleanup(ctx context.Context, out io.Writer, l layout.Node, leave func()) error {
 	if err := down(ctx, out, l, leave); err != nil {
 		return err
