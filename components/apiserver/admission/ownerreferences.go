@@ -33,8 +33,8 @@ func newOwnerReferences(cfg *Config) (admission.Interface, error) {
 	return &ownerReferences{onCreateUpdate, cfg.Authorizer, cfg.Kinds}, nil
 }
 
-// Validate rejects a request that changes owner references if the user lacks the permission to
-// delete the object or to set finalizers on an owner that would be blocked.
+// Validate rejects a request that changes owner references if the user lacks the permission to delete the object, or
+// to set finalizers on an owner for which the request sets blockOwnerDeletion.
 func (p *ownerReferences) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
 	// A status update of a pod cannot change its owners.

@@ -71,7 +71,8 @@ type writtenQuota struct {
 }
 
 // writeSequence identifies consecutive writes of one quota by this plugin, between which no other client has written
-// the quota. Two sequences are compared by their pointers. The field gives each sequence a distinct address.
+// the quota. Sequences are compared by pointer, so each needs a distinct address: the field makes sure that it has
+// one.
 type writeSequence struct{ _ byte }
 
 // namespaceLock is a lock that can be awaited with a context. Sending to its channel acquires it.

@@ -92,8 +92,8 @@ func (p *tolerationRestriction) Validate(ctx context.Context, a admission.Attrib
 	return nil
 }
 
-// namespaceTolerations returns the tolerations in an annotation of the namespace. Without the
-// annotation it returns otherwise.
+// namespaceTolerations returns the tolerations that an annotation of the namespace contains. If the namespace does not
+// have the annotation, it returns the tolerations otherwise.
 func (p *tolerationRestriction) namespaceTolerations(ctx context.Context, namespace, annotation string, otherwise []corev1.Toleration) ([]corev1.Toleration, error) {
 	ns, err := p.namespaces.get(ctx, namespace)
 	if err != nil {

@@ -86,7 +86,8 @@ type Aggregator struct {
 	probes sync.WaitGroup
 }
 
-// entry is one APIService and, if it refers to another server, the connection to it.
+// entry is an APIService that the Aggregator tracks and, if it refers to another server, the connection to that
+// server.
 type entry struct {
 	// object is shared and must not be modified.
 	object *apiregistrationv1.APIService

@@ -89,8 +89,8 @@ func (b *backend) isSlice(e *store.Entry) bool {
 	return obj.GetLabels()[discoveryv1.LabelServiceName] == b.service
 }
 
-// follow sends to changed after every change of an object of res that opts selects, until ctx is
-// canceled. A failed watch is retried.
+// follow watches the objects of res that opts selects and sends to changed when the watch starts and after every
+// change, until ctx is canceled. A failed watch is started again.
 func (b *backend) follow(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) {
 	for res != nil && ctx.Err() == nil {
 		if err := b.watch(ctx, res, opts, changed); ctx.Err() == nil && !errors.Is(err, store.ErrTooOld) {
@@ -100,7 +100,7 @@ func (b *backend) follow(ctx context.Context, res *registry.Resource, opts store
 	}
 }
 
-// watch is follow for one watch. It returns the error that terminates the watch.
+// watch is one watch of follow. It returns the error that terminates the watch.
 func (b *backend) watch(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) error {
 	w, err := res.Collection.Watch(ctx, opts)
 	if err != nil {

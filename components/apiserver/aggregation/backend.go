@@ -27,9 +27,9 @@ import (
 	"hyperkube/internal/serving/upgradeproxy"
 )
 
-// backend is the connection to another server that serves one group and version. It proxies
-// requests to the server and tracks its availability. It is replaced when its APIService changes.
-// It is safe for concurrent use.
+// backend is the connection of the Aggregator to another server that serves one group and version. It proxies requests
+// to the server and tracks its availability. When the APIService changes, a new backend replaces it. It is safe for
+// concurrent use.
 type backend struct {
 	*Aggregator
 	directory *directory

@@ -99,8 +99,8 @@ func mediaType(h http.Header) string {
 	return media
 }
 
-// start records the response status when the response starts, and decides whether its body is
-// captured. Later calls do nothing.
+// start records the response status when the response starts, and decides whether the response body is captured. Only
+// the first call has an effect.
 func (t *requestRecord) start(code int) {
 	if t.started {
 		return
@@ -157,8 +157,8 @@ func (t *requestRecord) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap returns the wrapped writer, for http.ResponseController.
 func (t *requestRecord) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
-// end writes the last event of a request after its handler has returned. v is the value of the
-// handler's panic, or nil.
+// end writes the last audit event of a request after the handler of the request has returned. v is the value with
+// which the handler has panicked, or nil.
 func (t *requestRecord) end(v any) {
 	t.logRequest()
 	if v != nil {

@@ -275,9 +275,9 @@ func (i *issuers) run(ctx context.Context) error {
 	return configfile.FollowRetrying(ctx, i.file, i.log, func() bool { return i.reload(ctx) })
 }
 
-// reload reads the configuration file and, if it has changed, replaces the authenticators once the
-// new issuers are healthy. An invalid file is logged and ignored. It returns false if it should be
-// called again because an issuer may respond later.
+// reload reads the configuration file and, if it has changed, replaces the authenticators once the issuers in it are
+// healthy. It logs and ignores an invalid file. It returns false if the caller must try again later, because an issuer
+// that does not respond now may respond then.
 func (i *issuers) reload(ctx context.Context) (done bool) {
 	data, err := os.ReadFile(i.file)
 	if err != nil {

@@ -33,8 +33,8 @@ type Escalation struct {
 
 var _ admission.ValidationInterface = (*Escalation)(nil)
 
-// Escalation returns the plugin that prevents privilege escalation, an *Escalation, or nil if the
-// mode RBAC is not enabled.
+// Escalation returns the admission plugin that prevents privilege escalation through roles and bindings, an
+// *Escalation. It returns nil if the mode RBAC is not enabled.
 func (a *Authorizer) Escalation() admission.ValidationInterface {
 	if a.rbac == nil {
 		return nil

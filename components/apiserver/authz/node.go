@@ -87,7 +87,7 @@ func NodeName(u user.Info) (string, bool) {
 	return strings.TrimPrefix(u.GetName(), nodeUserPrefix), true
 }
 
-// nodeRules are the permissions that all nodes have, regardless of their pods.
+// nodeRules are the permissions that every kubelet has, whichever pods run on its node.
 var nodeRules = []rbacv1.PolicyRule{
 	{Verbs: []string{"create"}, APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}},
 	{Verbs: []string{"create"}, APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews", "localsubjectaccessreviews"}},

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// grant is one RBAC rule that a user has, and the binding and role from which the user has it.
+// grant is one RBAC rule that a user has, and the reason: the binding and the role from which the user has it.
 type grant struct {
 	rule *rbacv1.PolicyRule // part of a shared object, must not be modified
 	// reason is returned to clients that ask why a request is allowed.

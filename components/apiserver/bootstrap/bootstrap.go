@@ -173,8 +173,8 @@ func writeMissing(ctx context.Context, cfg Config) (int, error) {
 	return commit(ctx, ops)
 }
 
-// missing returns the operations that create or repair the objects of w. It logs and skips existing
-// objects that cannot be decoded.
+// missing returns the operations that create the missing objects of w, or update those that must be reconciled. It
+// logs and skips existing objects that cannot be decoded.
 func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log *slog.Logger) ([]store.Op, error) {
 	page, err := res.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {

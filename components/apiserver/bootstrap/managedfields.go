@@ -22,7 +22,8 @@ import (
 // startup. Therefore the fields are computed from the Go types, of which few have lists with keys.
 // A test compares the result with that of a create request through the API.
 
-// Field managers of these objects, as in upstream.
+// Field managers in the managed fields of the initial objects, as in upstream: of the API server, of the flow control
+// configuration and its status, and of the status of the ServiceCIDR.
 const (
 	serverManager    = "kube-apiserver"
 	fairnessManager  = "api-priority-and-fairness-config-producer-v1"
@@ -30,7 +31,8 @@ const (
 	cidrStatuses     = "kubernetes-service-cidr-controller"
 )
 
-// Fields of statuses, which are owned by server-side apply.
+// Fields of the statuses of initial objects in the format of managed fields: the condition Dangling of FlowSchemas,
+// and the condition Ready of the ServiceCIDR.
 const (
 	danglingFields = `{"f:status":{"f:conditions":{"k:{\"type\":\"Dangling\"}":{".":{},"f:lastTransitionTime":{},"f:message":{},"f:reason":{},"f:status":{},"f:type":{}}}}}`
 	readyFields    = `{"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:lastTransitionTime":{},"f:message":{},"f:status":{},"f:type":{}}}}}`

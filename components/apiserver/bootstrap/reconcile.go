@@ -75,7 +75,7 @@ func reconcileSubjects(existing, wanted reconciliation.RoleBinding) api.Object {
 // requested, and cannot write.
 type oneRole struct{ reconciliation.RuleOwner }
 
-// Get returns the role.
+// Get returns the existing role, whatever name is requested.
 func (r oneRole) Get(_, _ string) (reconciliation.RuleOwner, error) { return r.RuleOwner, nil }
 
 // Create returns an error. The library does not call it in a dry run.
@@ -92,7 +92,7 @@ func (oneRole) Update(reconciliation.RuleOwner) (reconciliation.RuleOwner, error
 // is requested, and cannot write.
 type oneBinding struct{ reconciliation.RoleBinding }
 
-// Get returns the binding.
+// Get returns the existing binding, whatever name is requested.
 func (b oneBinding) Get(_, _ string) (reconciliation.RoleBinding, error) { return b.RoleBinding, nil }
 
 // Create returns an error. The library does not call it in a dry run.

@@ -36,9 +36,9 @@ type serverTracker struct {
 	changed func([]netip.Addr)
 }
 
-// Run keeps this server's key alive and calls changed until ctx is canceled. Then it deletes the
-// key, so that the other servers notice immediately that this one stops. It retries every second
-// after errors.
+// Run keeps this server's key in etcd alive until ctx is canceled, and calls s.changed with the addresses of all
+// running servers when they change. Then it deletes the key, so that the other servers notice immediately that this
+// one stops. It retries every second after errors.
 func (s *serverTracker) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := s.follow(ctx); err != nil && ctx.Err() == nil {

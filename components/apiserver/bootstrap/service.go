@@ -256,7 +256,7 @@ func (k *ServiceReconciler) ensure(ctx context.Context, res *registry.Resource, 
 	}
 }
 
-// label sets a label of an object.
+// label sets the label key of obj to value.
 func label(obj metav1.Object, key, value string) {
 	labels := obj.GetLabels()
 	if labels == nil {

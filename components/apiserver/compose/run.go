@@ -102,10 +102,10 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// bootstrap writes the initial cluster objects, closes written, and starts the components that
-// maintain these objects in group, with the context background. Requests that depend on an informer
-// wait for it themselves. The informers start only after all objects are written, so that when the
-// server reports ready, no request is rejected because an informer does not have a role yet.
+// bootstrap writes the initial cluster objects, with ctx, and closes written. It then starts the components that
+// maintain these objects in group, with the context background. The informers start only after all objects are
+// written, so that when the server reports ready, no request is rejected because an informer does not have a role yet.
+// Requests that depend on an informer wait for it themselves.
 func (s *Server) bootstrap(ctx context.Context, group *lifecycle.Group, background context.Context, written chan<- struct{}) error {
 	var cidrs []string
 	for _, c := range s.cfg.ServiceCIDRs {

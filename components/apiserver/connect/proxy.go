@@ -161,8 +161,9 @@ func (c *connector) endpoint(ctx context.Context, namespace, service, port strin
 	return hosts[rand.IntN(len(hosts))], nil
 }
 
-// endpointsFallback returns the ready addresses for the named port of a Service from its Endpoints
-// object, as host:port. It returns none if there is no such object.
+// endpointsFallback returns the ready addresses (host:port) for the named port of a Service from its Endpoints object,
+// if no EndpointSlice contains one: another controller writes the Endpoints, possibly earlier. It returns none if
+// there is no such object.
 func (c *connector) endpointsFallback(ctx context.Context, namespace, service, port string) ([]string, error) {
 	obj, err := c.get(ctx, "endpoints", namespace, service)
 	if apierrors.IsNotFound(err) {

@@ -98,8 +98,7 @@ func (d *definition) structural(name string) (*structuralschema.Structural, erro
 	return c.structural, nil
 }
 
-// setDefaults sets the default values that the schema has for missing fields of obj. Like
-// definition.setDefaults, it uses the schema of obj's own version.
+// setDefaults sets default values for missing fields of obj, from the schema of obj's own version, not from that of v.
 func (v *kindVersion) setDefaults(obj api.Object) { v.of.setDefaults(obj) }
 
 // setDefaults sets the default values that the schema of o's version has for missing fields. It

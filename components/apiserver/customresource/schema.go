@@ -42,8 +42,8 @@ func (v *kindVersion) properties() (*internal.JSONSchemaProps, error) {
 	return out.OpenAPIV3Schema, nil
 }
 
-// compile creates the result of v.schema. It returns an error if the schema is not structural,
-// unless the definition preserves unknown fields.
+// compile compiles the schema of the version at the first call of v.schema, which caches the result. It returns an
+// error if the schema is not structural, unless the definition preserves unknown fields.
 func (v *kindVersion) compile() (*compiled, error) {
 	props, err := v.properties()
 	if err != nil || props == nil {
@@ -65,7 +65,8 @@ func (v *kindVersion) compile() (*compiled, error) {
 	return &compiled{props: props, structural: s}, nil
 }
 
-// compileChecks creates the result of v.checks, including the CEL validation rules.
+// compileChecks compiles the validators of the version, including the CEL validation rules, at the first call of
+// v.checks, which caches the result.
 func (v *kindVersion) compileChecks() (*checks, error) {
 	c, err := v.schema()
 	if err != nil {

@@ -154,7 +154,7 @@ func (s *Server) follow(ctx context.Context) error {
 	}
 }
 
-// read decodes a definition. It returns nil after it has logged an error.
+// read decodes the definition in e, an entry of the watch cache. If that fails, it logs the error and returns nil.
 func (s *Server) read(e *store.Entry) *crd {
 	obj, err := s.definitions.Read(e)
 	if err != nil {
@@ -240,8 +240,8 @@ func (s *Server) sync(ctx context.Context, name string) {
 	}
 }
 
-// serve updates the registry to the current state of the definition with the name, which must be in
-// known.
+// serve updates the registry to the current state of the definition with the name, which must be in s.known, the
+// stored definitions.
 func (s *Server) serve(name string) { s.serveAs(s.known[name], false) }
 
 // serveAs updates the registry so that the resources of d are served. It does nothing if d has no
@@ -282,7 +282,7 @@ func (s *Server) serveAs(d *crd, early bool) {
 	s.served[d.Name] = now
 }
 
-// forget removes a definition from known, and its resources from the registry.
+// forget removes a deleted definition from s.known, the stored definitions, and its resources from the registry.
 func (s *Server) forget(name string) {
 	delete(s.known, name)
 	if before := s.served[name]; before != nil {

@@ -201,7 +201,8 @@ func resetBy(res *api.Resource, subresource string) (fieldpath.Filter, error) {
 	return fieldpath.NewExcludeSetFilter(set), nil
 }
 
-// kindOf converts, defaults and creates objects of one built-in kind, for the library.
+// kindOf converts, defaults and creates objects of one built-in kind. The structured-merge-diff library calls it when
+// it merges objects and compares managed fields.
 type kindOf struct {
 	*api.Resource
 

@@ -104,8 +104,8 @@ func newPlan(s *schema.Schema, ref schema.TypeRef, typ reflect.Type, skip *field
 	return root
 }
 
-// find returns the field at a path. It returns nil if the path does not exist or leads through a
-// map or a list.
+// find returns the plan of the field at a path of field names. It returns nil if the path does not exist or leads
+// through a map or a list.
 func (p *plan) find(path []string) *fieldPlan {
 	if p.kind != record {
 		return nil

@@ -16,8 +16,8 @@ import (
 	"hyperkube/components/apiserver/rest"
 )
 
-// authorize returns nil if the user u is authorized for the request, and the error response
-// otherwise. began is the time at which authorization started, for metrics.
+// authorize returns nil if the user u is authorized for the request, and otherwise the error with which the chain
+// responds. began is the time at which authorization started, for metrics.
 func (c *Chain) authorize(ctx context.Context, info *apirequest.RequestInfo, u user.Info, began time.Time) error {
 	return c.decide(ctx, attributesOf(info, u), began)
 }
@@ -59,8 +59,8 @@ const (
 	reasonKey   = "authorization.k8s.io/reason"
 )
 
-// decide asks the authorizer about a. It returns nil if the request is allowed, and the error
-// response otherwise. It adds the decision to the audit event and to the metrics.
+// decide asks the authorizer about a. It returns nil if the request is allowed, and otherwise the error with which the
+// chain responds. It adds the decision to the audit event and to the metrics.
 func (c *Chain) decide(ctx context.Context, a authorizer.Attributes, began time.Time) error {
 	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
 	took := time.Since(began)

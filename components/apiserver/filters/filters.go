@@ -225,7 +225,8 @@ func clearDeadlines(w *writer) {
 	_ = rc.SetWriteDeadline(time.Time{}) // see above
 }
 
-// refuse responds with err and records the rejection with message in the audit log.
+// refuse responds with err to a request whose authentication failed or that is invalid, and records the rejection with
+// message in the audit log. start is the time at which the request arrived.
 func (c *Chain) refuse(w http.ResponseWriter, req *http.Request, start time.Time, message string, err error) {
 	if c.cfg.Auditor == nil {
 		c.cfg.Error(w, req, err)

@@ -171,7 +171,7 @@ func (w *response) Flush() {
 	}
 }
 
-// start lets RoundTrip return the response. The caller holds mu.
+// start lets RoundTrip, which waits for the header of the response, return the response. The caller holds mu.
 func (w *response) start() {
 	if !w.started {
 		w.started = true

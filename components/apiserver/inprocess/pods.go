@@ -67,7 +67,7 @@ func (p *Pods) ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, e
 	return pods, nil
 }
 
-// read decodes a pod that the caller uses only once. It logs errors and returns nil.
+// read decodes the pod in e, an entry of the watch cache, without caching the result. It logs errors and returns nil.
 func (p *Pods) read(e *store.Entry) *corev1.Pod {
 	obj, err := p.resource.Peek(e)
 	if err != nil {

@@ -154,8 +154,8 @@ func (l *listWatch) ListWithContext(ctx context.Context, _ metav1.ListOptions) (
 	return list, nil
 }
 
-// read returns the decoded, shared object of an entry. It logs errors and returns nil, so that one
-// unreadable object does not affect the others.
+// read returns the decoded, shared object in e, an entry of the watch cache. It logs errors and returns nil, so that
+// one unreadable object does not affect the others.
 func (l *listWatch) read(e *store.Entry) api.Object {
 	read := l.resource.Trimmed
 	if l.keepManagedFields.Load() {

@@ -248,7 +248,8 @@ func (p *paths) item(op *operation, common map[nameIn]parameter, shared map[stri
 	return out, nil
 }
 
-// responses returns the part responses of an operation.
+// responses returns the field "responses" of an operation in the document: the schema or description of each response
+// by status code.
 func (p *paths) responses(op *operation) members {
 	var out members
 	for _, code := range append([]int{200}, op.answers...) {

@@ -162,7 +162,7 @@ func (w resourceOperations) newOperation(method, verb, name, path, sub string, k
 	return op
 }
 
-// query adds query parameters to the operation.
+// query adds more, query parameters, to the parameters of the operation.
 func (op *operation) query(more []parameter) { op.parameters = append(op.parameters, more...) }
 
 // verb adds the operations of a verb, such as "list", on the resource itself.

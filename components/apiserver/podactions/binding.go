@@ -51,7 +51,7 @@ func Actions(reg *registry.Registry) []*registry.Action {
 	return out
 }
 
-// bindAction returns the registry's action for POST of a Binding to a resource or subresource:
+// bindAction returns the registry's action for POST requests that bind a pod to a node. resource and subresource are
 // bindings or pods/binding.
 func bindAction(resource schema.GroupVersionResource, subresource string) *registry.Action {
 	return &registry.Action{

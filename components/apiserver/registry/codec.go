@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/api/former"
 )
 
-// protoMessage is implemented by the Go types of built-in kinds that can be stored as protobuf.
+// protoMessage is implemented by the Go types of built-in kinds that have a protobuf form, in which they are stored.
 type protoMessage interface {
 	wire.Sized
 	Unmarshal(data []byte) error

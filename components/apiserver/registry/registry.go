@@ -317,8 +317,8 @@ func (r *Resource) Read(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// Share is Read for callers that keep the object for a long time, such as informers. The cache of
-// decoded objects then need not keep it.
+// Share does the same as Read for callers that keep the object for a long time, such as informers. The cache of
+// decoded objects then need not keep the object too.
 func (r *Resource) Share(e *store.Entry) (api.Object, error) {
 	stored, err := e.Shared()
 	if err != nil {
@@ -327,7 +327,8 @@ func (r *Resource) Share(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// Trimmed is Share, but the object has no managed fields if the codec can leave them out.
+// Trimmed does the same as Share, but the object has no managed fields if the codec of the resource can leave them
+// out.
 func (r *Resource) Trimmed(e *store.Entry) (api.Object, error) {
 	stored, err := e.Trimmed()
 	if err != nil {
@@ -336,7 +337,7 @@ func (r *Resource) Trimmed(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// Peek is Read for callers that use the object only once. A newly decoded object is not cached.
+// Peek does the same as Read for callers that use the object only once. A newly decoded object is not cached.
 func (r *Resource) Peek(e *store.Entry) (api.Object, error) {
 	stored, err := e.Peek()
 	if err != nil {

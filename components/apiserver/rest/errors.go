@@ -70,7 +70,8 @@ func (h *Handler) Error(w http.ResponseWriter, req *http.Request, err error) {
 	}
 }
 
-// storeError is StoreError for the resource of the request.
+// storeError does the same as StoreError for the resource of the request. name is the name of the object, or empty for
+// lists.
 func (c *call) storeError(err error, name string) error {
 	return StoreError(c.res, name, err)
 }

@@ -105,7 +105,8 @@ func (c changer) decodeUpdate(body []byte, strict strictness) (api.Object, error
 	return obj, nil
 }
 
-// asObject converts a result of the field manager to an API object.
+// asObject converts obj, the result of a field manager, to an API object. It returns an error for a value of another
+// type.
 func asObject(obj any) (api.Object, error) {
 	o, ok := obj.(api.Object)
 	if !ok {

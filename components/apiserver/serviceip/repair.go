@@ -53,7 +53,8 @@ func (a *Allocator) watch(ctx context.Context, c *store.Collection, begun func()
 	}
 }
 
-// watchOnce is one watch of the function watch. It returns the error that ended it.
+// watchOnce is one attempt of Allocator.watch: it calls begun when the watch of the collection c has started, and f
+// for each event. It returns the error that terminated the watch.
 func watchOnce(ctx context.Context, c *store.Collection, begun func(), f func(store.Event)) error {
 	w, err := c.Watch(ctx, store.WatchOptions{})
 	if err != nil {

@@ -51,9 +51,9 @@ type Controller struct {
 	lastWritten map[types.UID][]corev1.AttachedVolume // guarded by mu
 }
 
-// New returns the controller. force is the time after which a volume is detached although an unhealthy node reports it
-// as in use; upstream uses six minutes. Zero disables this. New adds its event handlers to env.Informers; the caller
-// starts the informers and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. force is the time
+// after which a volume is detached although an unhealthy node reports it as in use; upstream uses six minutes. Zero
+// disables this. New adds its event handlers to the informers, which the caller then starts before it calls Run.
 func New(env control.Env, force time.Duration) (*Controller, error) {
 	env = env.Defaulted()
 	core, store := env.Informers.Core().V1(), env.Informers.Storage().V1()

@@ -82,7 +82,8 @@ func (c *Controller) newlyAttached(n *corev1.Node, old, now []corev1.AttachedVol
 	return slices.DeleteFunc(slices.Clone(now), func(v corev1.AttachedVolume) bool { return slices.Contains(old, v) })
 }
 
-// forgetNode discards the list that was last written to the status of a deleted node.
+// forgetNode discards the list of attached volumes that the controller has last written to the status of the node n,
+// which was deleted.
 func (c *Controller) forgetNode(n *corev1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -18,7 +18,8 @@ type Cleaner struct {
 	secrets corelisters.SecretLister
 }
 
-// NewCleaner returns the Cleaner. The caller starts the informers of env and calls Run.
+// NewCleaner returns a Cleaner that uses the API client, the informers and the event recorder in env. The caller then
+// starts the informers and calls Run.
 func NewCleaner(env control.Env) (*Cleaner, error) {
 	env = env.Defaulted()
 	secrets := env.Informers.Core().V1().Secrets()

@@ -34,7 +34,8 @@ type Signer struct {
 	configs corelisters.ConfigMapLister
 }
 
-// NewSigner returns the Signer. The caller starts the informers of env and calls Run.
+// NewSigner returns a Signer that uses the API client, the informers and the event recorder in env. The caller then
+// starts the informers and calls Run.
 func NewSigner(env control.Env) (*Signer, error) {
 	env = env.Defaulted()
 	env.Workers = 1

@@ -33,8 +33,9 @@ type Controller struct {
 	bundles certificateslisters.ClusterTrustBundleLister
 }
 
-// New returns the controller. ca contains the CA certificates of the API server in PEM format and must not be empty.
-// The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. ca contains the CA
+// certificates of the API server in PEM format and must not be empty. The caller then starts the informers and calls
+// Run.
 func New(env control.Env, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	if len(ca) == 0 {

@@ -42,7 +42,8 @@ type Controller struct {
 	skew prometheus.Histogram
 }
 
-// New returns the controller. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. The caller then
+// starts the informers and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	crons, jobs := env.Informers.Batch().V1().CronJobs(), env.Informers.Batch().V1().Jobs()
@@ -179,7 +180,8 @@ func (r *run) updateActive(ctx context.Context) {
 	}
 }
 
-// recordSuccess updates the last successful time with a Job that has finished with the condition how.
+// recordSuccess updates the last successful time of the CronJob to the completion time of the Job j, if the time is
+// later and how, the condition with which j has finished, is Complete.
 func (r *run) recordSuccess(j *batchv1.Job, how batchv1.JobConditionType) {
 	t := j.Status.CompletionTime
 	if how != batchv1.JobComplete || t == nil {
@@ -190,7 +192,8 @@ func (r *run) recordSuccess(j *batchv1.Job, how batchv1.JobConditionType) {
 	}
 }
 
-// remove removes the Job with the UID from the active Jobs in the status, which is written at the end of the sync.
+// remove removes the Job with the UID from the list of active Jobs in r.cj.Status, which is written at the end of the
+// sync.
 func (r *run) remove(uid types.UID) {
 	r.cj.Status.Active = slices.DeleteFunc(r.cj.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == uid })
 }

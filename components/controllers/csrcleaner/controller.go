@@ -29,7 +29,8 @@ type Controller struct {
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// New returns the controller. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. The caller then
+// starts the informers and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	requests := env.Informers.Certificates().V1().CertificateSigningRequests()

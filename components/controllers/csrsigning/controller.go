@@ -56,8 +56,8 @@ type Controller struct {
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// New returns the controller. It returns an error if there is no authority, or one without certificate or key. The
-// caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It returns an error
+// if there is no authority, or one without certificate or key. The caller then starts the informers and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if len(cfg.Authorities) == 0 {

@@ -66,8 +66,8 @@ type failure struct {
 	since time.Time
 }
 
-// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
-// Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds its event
+// handlers to the informers, which the caller then starts before it calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	sets, nodes := env.Informers.Apps().V1().DaemonSets(), env.Informers.Core().V1().Nodes()
@@ -173,8 +173,8 @@ func (c *Controller) podAdded(p *corev1.Pod) {
 	c.addMatching(p)
 }
 
-// podChanged enqueues the DaemonSets of a pod before and after an update. If the pod has no controller and lost it or
-// changed its labels, it enqueues the DaemonSets that may adopt the pod.
+// podChanged enqueues the DaemonSets that own a pod before and after an update. If the pod has no owner, and has lost
+// it or changed its labels with this update, it enqueues the DaemonSets that may adopt the pod.
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	if cur.DeletionTimestamp != nil {
 		c.podDeleted(cur)
@@ -300,7 +300,8 @@ func (c *Controller) syncPods(ctx context.Context, ds *appsv1.DaemonSet, selecto
 	return c.prune(ctx, ds, h, pods)
 }
 
-// claim adopts and releases pods and returns those that the DaemonSet controls.
+// claim adopts the pods without a controller that the DaemonSet selects, releases those that it no longer selects, and
+// returns those that it controls.
 func (c *Controller) claim(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector) ([]*corev1.Pod, error) {
 	pods, err := control.Owned[*corev1.Pod](c.podIndex, ds, true)
 	if err != nil {

@@ -324,7 +324,8 @@ func (c *Controller) roll(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[s
 	return replaceOutdated(all, max(1, unavailable), up), nil
 }
 
-// nodePods are the pods of a DaemonSet on one node, except those being deleted.
+// nodePods are the pods of a DaemonSet on one node, except those being deleted: one with a former and one with the
+// current template.
 type nodePods struct {
 	name string
 	// start is true if the node should run a pod.

@@ -36,8 +36,8 @@ type Controller struct {
 	podIndex    cache.Indexer
 }
 
-// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
-// Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds its event
+// handlers to the informers, which the caller then starts before it calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	deployments := env.Informers.Apps().V1().Deployments()
@@ -192,7 +192,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return fmt.Errorf("unexpected deployment strategy type: %s", d.Spec.Strategy.Type)
 }
 
-// claim adopts and releases ReplicaSets and returns those that the Deployment controls.
+// claim adopts the ReplicaSets without a controller that the Deployment selects, releases those that it no longer
+// selects, and returns those that it controls.
 func (c *Controller) claim(ctx context.Context, d *appsv1.Deployment, selector labels.Selector) ([]*appsv1.ReplicaSet, error) {
 	candidates, err := control.Owned[*appsv1.ReplicaSet](c.setIndex, d, true)
 	if err != nil {

@@ -33,7 +33,7 @@ type rollout struct {
 	old []*appsv1.ReplicaSet
 }
 
-// all returns the old ReplicaSets, followed by the new one if it exists.
+// all returns the old ReplicaSets of the Deployment, followed by the new one if it exists.
 func (r *rollout) all() []*appsv1.ReplicaSet {
 	out := append([]*appsv1.ReplicaSet(nil), r.old...)
 	if r.new != nil {

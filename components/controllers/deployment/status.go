@@ -67,7 +67,8 @@ func (r *rollout) condition(kind appsv1.DeploymentConditionType, status corev1.C
 	return appsv1.DeploymentCondition{Type: kind, Status: status, LastUpdateTime: now, LastTransitionTime: now, Reason: reason, Message: message}
 }
 
-// set sets a condition in the status s, see setCondition.
+// set sets a condition in the status s with the current time. It keeps an equivalent existing condition, see
+// setCondition.
 func (r *rollout) set(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string) {
 	setCondition(s, r.condition(kind, status, reason, message))
 }
@@ -150,7 +151,7 @@ func (r *rollout) syncStatus(ctx context.Context) error {
 	return r.write(ctx, r.compute())
 }
 
-// write writes the status s if it has changed.
+// write writes s as the status of the Deployment, unless the Deployment already has it.
 func (r *rollout) write(ctx context.Context, s appsv1.DeploymentStatus) error {
 	if equality.Semantic.DeepEqual(r.d.Status, s) {
 		return nil

@@ -54,8 +54,9 @@ type Controller struct {
 	evicted map[types.UID]int
 }
 
-// New returns the controller. It adds an index to the shared informers of claims and slices, so create it only once per
-// informer factory. The caller starts the informers and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds an index to
+// the shared informers of claims and slices, so create it only once per informer factory. The caller starts the
+// informers and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	res := env.Informers.Resource().V1()
@@ -353,8 +354,8 @@ func evictsAt(t resourcev1.DeviceTaint, tolerations []resourcev1.DeviceToleratio
 	return at.Add(wait), true
 }
 
-// evict sets the DisruptionTarget condition of a pod, emits an event and deletes the pod. by are the rules that cause
-// the eviction, which count it. It is not an error if the pod was deleted already.
+// evict sets the DisruptionTarget condition of a pod, emits an event and deletes the pod. by are the DeviceTaintRules
+// that cause the eviction, whose status counts the evicted pods. It is not an error if the pod was deleted already.
 func (c *Controller) evict(ctx context.Context, p *corev1.Pod, by []*resourcev1.DeviceTaintRule) error {
 	c.env.Events.Event(p, corev1.EventTypeNormal, "DeviceTaintManagerEviction", "Marking for deletion")
 	next := *p.Status.DeepCopy()

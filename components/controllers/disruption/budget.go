@@ -110,7 +110,8 @@ func (c *Controller) expectedCounts(ctx context.Context, b *policyv1.PodDisrupti
 	}
 }
 
-// count contains the numbers of pods for the status of a budget.
+// count contains the numbers of pods for the status of a budget: the healthy ones, the healthy ones that the budget
+// requires, and all that should exist.
 type count struct{ healthy, desired, expected int32 }
 
 // write writes the status of the budget b. leaving are the evicted pods whose deletion has not started yet.

@@ -53,8 +53,9 @@ type Controller struct {
 	rcs          corelisters.ReplicationControllerLister
 }
 
-// New returns the controller. scales must not be nil; it returns the size of workloads of kinds without an informer,
-// such as custom resources. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. scales must not be
+// nil; it returns the size of workloads of kinds without an informer, such as custom resources. The caller then starts
+// the informers and calls Run.
 func New(env control.Env, scales Scales) (*Controller, error) {
 	if scales == nil {
 		return nil, errors.New("disruption: scales are missing")

@@ -51,8 +51,9 @@ type Controller struct {
 	reconciler *endpointslice.Reconciler
 }
 
-// New returns the controller. perSlice is the maximum number of endpoints in a slice; zero means maxEndpointsPerSlice.
-// It adds an index to the informer of slices. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. perSlice is the
+// maximum number of endpoints in a slice; zero means maxEndpointsPerSlice. It adds an index to the informer of slices.
+// The caller then starts the informers and calls Run.
 func New(env control.Env, perSlice int32) (*Controller, error) {
 	env = env.Defaulted()
 	if perSlice == 0 {

@@ -41,8 +41,8 @@ type Controller struct {
 	tracker   *sliceutil.EndpointSliceTracker
 }
 
-// New returns the controller. It adds an index to the informer of slices. The caller starts the informers of env and
-// calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds an index to
+// the informer of slices. The caller then starts the informers and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	services, endpoints := env.Informers.Core().V1().Services(), env.Informers.Core().V1().Endpoints()

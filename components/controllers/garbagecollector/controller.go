@@ -75,7 +75,7 @@ type monitor struct {
 	remove func()
 }
 
-// New returns a Collector. It sends no requests before Run.
+// New returns the garbage collector that env and cfg describe. It sends no requests before Run.
 func New(env control.Env, cfg Config) (*Collector, error) {
 	if cfg.Discovery == nil || cfg.Metadata == nil {
 		return nil, errors.New("garbage collector: discovery and metadata clients are required")
@@ -382,8 +382,8 @@ func relevant(old, cur metav1.Object) bool {
 	return false
 }
 
-// absentKey returns the key of an owner in Collector.absent. It contains namespace, kind, name and UID, but not the
-// version, because owner references may use any version.
+// absentKey returns the key of an owner in Collector.absent, the cache of owners that do not exist. It contains
+// namespace, kind, name and UID, but not the version, because owner references may use any version.
 func (id identity) absentKey() identity {
 	id.gvk.Version = ""
 	return id

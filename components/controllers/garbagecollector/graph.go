@@ -259,7 +259,8 @@ func (g *graph) get(uid types.UID) (view, bool) {
 	return v, true
 }
 
-// view returns a copy of n without dependents. The caller must hold the graph's mu.
+// view returns a copy of n, without its dependents, that can be used without the lock. The caller must hold the
+// graph's mu.
 func (n *node) view() view {
 	return view{identity: n.identity, virtual: n.virtual, deleting: n.deleting, foreground: n.foreground, owners: n.owners}
 }

@@ -63,8 +63,9 @@ type Controller struct {
 	metrics   *controllerMetrics
 }
 
-// New returns the controller. cfg must contain Metrics, Scales and Mapper. It adds its event handlers to env.Informers;
-// the caller starts the informers and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. cfg must contain
+// Metrics, Scales and Mapper. It adds its event handlers to the informers, which the caller then starts before it
+// calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if cfg.Metrics == nil || cfg.Scales == nil || cfg.Mapper == nil {

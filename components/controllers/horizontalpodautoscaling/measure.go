@@ -52,7 +52,8 @@ func (m *controllerMetrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.reconciliations, m.reconciliationTime, m.computations, m.computationTime, m.autoscalers, m.desired}
 }
 
-// action returns the value of the label "action" for a change of the size from current to wanted.
+// action returns the label "action" of metrics for a change of the target's size from current to wanted: "scale_up",
+// "scale_down" or "none".
 func action(current, wanted int32) string {
 	switch {
 	case wanted > current:

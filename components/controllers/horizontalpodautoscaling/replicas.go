@@ -14,7 +14,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// sample is the value of a metric of a pod in thousandths, measured at the time at over the duration window.
+// sample is a value of a pod's metric in thousandths. It was measured over the duration window that ended at the time
+// at.
 type sample struct {
 	value  int64
 	at     time.Time

@@ -57,8 +57,8 @@ type Controller struct {
 	released map[string]map[types.UID]bool
 }
 
-// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
-// Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds its event
+// handlers to the informers, which the caller then starts before it calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	jobs, pods := env.Informers.Batch().V1().Jobs(), env.Informers.Core().V1().Pods()
@@ -322,7 +322,8 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	return err
 }
 
-// claim adopts and releases pods and returns those that the Job controls.
+// claim adopts the pods without a controller that the Job selects, releases those that it no longer selects, and
+// returns those that the Job controls.
 func (c *Controller) claim(ctx context.Context, j *batchv1.Job) ([]*corev1.Pod, error) {
 	selector, err := metav1.LabelSelectorAsSelector(j.Spec.Selector)
 	if err != nil {

@@ -240,7 +240,7 @@ func (s *state) discard(ctx context.Context, pods []*corev1.Pod) error {
 	return s.deletePods(ctx, pods)
 }
 
-// deletePods deletes active pods and updates the counters in s.next.
+// deletePods deletes active pods of the Job and updates the numbers of pods in s.next, the status to write.
 func (s *state) deletePods(ctx context.Context, pods []*corev1.Pod) error {
 	if len(pods) == 0 {
 		return nil

@@ -40,11 +40,11 @@ type Controller struct {
 	pods     corelisters.PodLister
 }
 
-// syncKey is the only key of the queue.
+// syncKey is the only key of the work queue, because one sync checks all Secrets.
 const syncKey = "all"
 
-// New returns the controller. A zero period means DefaultPeriod; a negative one is an error. The caller starts the
-// informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. A zero period means
+// DefaultPeriod; a negative one is an error. The caller then starts the informers and calls Run.
 func New(env control.Env, period time.Duration) (*Controller, error) {
 	env = env.Defaulted()
 	switch {

@@ -66,8 +66,8 @@ type Controller struct {
 	slices   discoverylisters.EndpointSliceLister
 }
 
-// New returns the controller. It adds an index to the informer of Services. The caller starts the informers of env and
-// calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds an index to
+// the informer of Services. The caller then starts the informers and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	services, nodes, slices := env.Informers.Core().V1().Services(), env.Informers.Core().V1().Nodes(), env.Informers.Discovery().V1().EndpointSlices()

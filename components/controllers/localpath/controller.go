@@ -42,8 +42,8 @@ type Controller struct {
 	pods    corelisters.PodLister
 }
 
-// New returns the controller. image is the container image of the pods that remove directories. The caller starts the
-// informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. image is the
+// container image of the pods that remove directories. The caller then starts the informers and calls Run.
 func New(env control.Env, image string) (*Controller, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()

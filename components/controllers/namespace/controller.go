@@ -43,7 +43,8 @@ type Controller struct {
 	pods       corelisters.PodLister
 }
 
-// New returns the controller. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. The caller then
+// starts the informers and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	namespaces, pods := env.Informers.Core().V1().Namespaces(), env.Informers.Core().V1().Pods()

@@ -50,8 +50,9 @@ type Controller struct {
 	waiting map[string]bool
 }
 
-// New returns the controller. It returns an error if there is no cluster CIDR, more than one of a family, or a mask
-// size that does not fit. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It returns an error
+// if there is no cluster CIDR, more than one of a family, or a mask size that does not fit. The caller then starts the
+// informers and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if n := len(cfg.ClusterCIDRs); n == 0 || n > 2 {
@@ -287,7 +288,7 @@ func (c *Controller) releaseLocked(name string) {
 	}
 }
 
-// record emits an event on n with a status as the reason, such as "CIDRNotAvailable".
+// record emits an event on the Node n. status is the reason of the event, such as "CIDRNotAvailable".
 func (c *Controller) record(n *corev1.Node, status string) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}
 	c.env.Events.Eventf(ref, corev1.EventTypeNormal, status, "Node %s status is now: %s", n.Name, status)

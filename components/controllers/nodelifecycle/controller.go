@@ -109,8 +109,8 @@ type health struct {
 	podsMarked bool
 }
 
-// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
-// Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds its event
+// handlers to the informers, which the caller then starts before it calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	nodes, pods := env.Informers.Core().V1().Nodes(), env.Informers.Core().V1().Pods()

@@ -56,8 +56,8 @@ type Config struct {
 	NoProvisioning bool
 }
 
-// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
-// Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds its event
+// handlers to the informers, which the caller then starts before it calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	env.Workers = 1

@@ -46,8 +46,8 @@ type Controller struct {
 	missing map[string]time.Time
 }
 
-// New returns the controller. threshold is the number of terminated pods to keep; zero or less keeps all. The caller
-// starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. threshold is the
+// number of terminated pods to keep; zero or less keeps all. The caller then starts the informers and calls Run.
 func New(env control.Env, threshold int) (*Controller, error) {
 	env = env.Defaulted()
 	env.Workers = 1

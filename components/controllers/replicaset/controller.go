@@ -63,7 +63,8 @@ type Controller struct {
 	expect   *control.Expectations
 }
 
-// New returns the controller of ReplicaSets. The caller starts the informers of env and calls Run.
+// New returns a Controller of ReplicaSets that uses the API client, the informers and the event recorder in env. The
+// caller then starts the informers and calls Run.
 func New(env control.Env) (*Controller, error) {
 	informer := env.Informers.Apps().V1().ReplicaSets()
 	return NewFlavor(env, Flavor{

@@ -14,7 +14,8 @@ import (
 	"hyperkube/components/controllers/replicaset"
 )
 
-// New returns the controller. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. The caller then
+// starts the informers and calls Run.
 func New(env control.Env) (*replicaset.Controller, error) {
 	return replicaset.NewFlavor(env, replicaset.Flavor{
 		Name:     "replicationcontroller",

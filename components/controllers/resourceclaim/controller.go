@@ -50,8 +50,8 @@ type Controller struct {
 	templates resourcelisters.ResourceClaimTemplateLister
 }
 
-// New returns the controller. It adds indexes to the informer of pods. The caller starts the informers of env and calls
-// Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds indexes to
+// the informer of pods. The caller then starts the informers and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	pods := env.Informers.Core().V1().Pods()

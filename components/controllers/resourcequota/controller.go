@@ -71,7 +71,8 @@ type dynamicResource struct {
 	stop context.CancelFunc
 }
 
-// New returns the controller. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. The caller then
+// starts the informers and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	quotas := env.Informers.Core().V1().ResourceQuotas()

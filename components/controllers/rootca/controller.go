@@ -39,8 +39,8 @@ type Controller struct {
 	took       *prometheus.HistogramVec
 }
 
-// New returns the controller. ca contains the CA certificates in PEM format. The caller starts the informers of env and
-// calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. ca contains the CA
+// certificates in PEM format. The caller then starts the informers and calls Run.
 func New(env control.Env, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	namespaces := env.Informers.Core().V1().Namespaces()

@@ -44,8 +44,9 @@ const (
 	deletedSecretPrefix  = "secret:"
 )
 
-// New returns the controller. ca contains the CA certificates of the API server in PEM format; if it is empty, they are
-// not added to Secrets. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. ca contains the CA
+// certificates of the API server in PEM format; if it is empty, they are not added to Secrets. The caller then starts
+// the informers and calls Run.
 func New(env control.Env, signer Signer, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	accounts := env.Informers.Core().V1().ServiceAccounts()

@@ -49,7 +49,8 @@ type Controller struct {
 	addresses networkinglisters.IPAddressLister
 }
 
-// New returns the controller. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. The caller then
+// starts the informers and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	cidrs, addresses := env.Informers.Networking().V1().ServiceCIDRs(), env.Informers.Networking().V1().IPAddresses()
@@ -158,7 +159,8 @@ func contains(s *networkingv1.ServiceCIDR, addr netip.Addr) bool {
 	})
 }
 
-// finalizers replaces the finalizers of s with next. It returns a conflict error if s has changed in the meantime.
+// finalizers replaces the finalizers of s in the API server by next. It returns a conflict error if s has changed in
+// the meantime.
 func (c *Controller) finalizers(ctx context.Context, s *networkingv1.ServiceCIDR, next []string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": s.UID, "resourceVersion": s.ResourceVersion, "finalizers": next,

@@ -41,8 +41,8 @@ type Controller struct {
 	revisions cache.Indexer
 }
 
-// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
-// Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds its event
+// handlers to the informers, which the caller then starts before it calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	sets, pods := env.Informers.Apps().V1().StatefulSets(), env.Informers.Core().V1().Pods()

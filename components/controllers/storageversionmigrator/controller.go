@@ -56,7 +56,8 @@ type Controller struct {
 	migrations storagemigrationlisters.StorageVersionMigrationLister
 }
 
-// New returns the controller. All clients in cfg are required. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. All clients in cfg
+// are required. The caller then starts the informers and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if cfg.Discovery == nil || cfg.Metadata == nil || cfg.Definitions == nil {

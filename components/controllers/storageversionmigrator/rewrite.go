@@ -26,8 +26,8 @@ const (
 // verbs are the verbs that a resource must support to be migrated.
 var verbs = []string{"update", "patch", "list"}
 
-// resource is what discovery contains about a resource. gvr is empty if the resource is not served. migratable is true
-// if it supports all of verbs.
+// resource is a resource as discovery describes it. gvr is empty if the resource is not served. migratable is true if
+// it supports all of verbs.
 type resource struct {
 	gvr        schema.GroupVersionResource
 	kind       schema.GroupVersionKind

@@ -47,8 +47,8 @@ type eviction struct {
 	since, at time.Time
 }
 
-// New returns the controller. It adds an index to the informer of pods. The caller starts the informers of env and
-// calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It adds an index to
+// the informer of pods. The caller then starts the informers and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	pods, nodes := env.Informers.Core().V1().Pods(), env.Informers.Core().V1().Nodes()

@@ -35,8 +35,9 @@ type Controller struct {
 	discovery discovery.DiscoveryInterface
 }
 
-// New returns the controller. It gets schemas and kinds from d, which must not be nil, including those of custom
-// resources. It sends no request until a policy exists. The caller starts the informers of env and calls Run.
+// New returns a Controller that uses the API client, the informers and the event recorder in env. It gets schemas and
+// kinds from d, which must not be nil, including those of custom resources. It sends no request until a policy exists.
+// The caller then starts the informers and calls Run.
 func New(env control.Env, d discovery.DiscoveryInterface) (*Controller, error) {
 	if d == nil {
 		return nil, errors.New("type checking requires a discovery client")

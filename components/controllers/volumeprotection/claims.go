@@ -35,8 +35,8 @@ type Claims struct {
 	pods   cache.Indexer
 }
 
-// NewClaims returns the controller of claims. It adds an index to the informer of pods. The caller starts the informers
-// of env and calls Run.
+// NewClaims returns the controller of claims. It adds an index to the informer of pods. The caller then starts the
+// informers and calls Run.
 func NewClaims(env control.Env) (*Claims, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -238,7 +238,7 @@ func (c *Claims) updateUnusedCondition(ctx context.Context, pvc *corev1.Persiste
 	return nil
 }
 
-// write replaces the finalizers of pvc.
+// write replaces the finalizers of pvc in the API server by finalizers.
 func (c *Claims) write(ctx context.Context, pvc *corev1.PersistentVolumeClaim, finalizers []string) error {
 	next := pvc.DeepCopy()
 	next.Finalizers = finalizers

@@ -30,7 +30,7 @@ type Classes struct {
 	volumes corelisters.PersistentVolumeLister
 }
 
-// NewClasses returns the controller of VolumeAttributesClasses. The caller starts the informers of env and calls Run.
+// NewClasses returns the controller of VolumeAttributesClasses. The caller then starts the informers and calls Run.
 func NewClasses(env control.Env) (*Classes, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()

@@ -23,7 +23,7 @@ type Volumes struct {
 	volumes corelisters.PersistentVolumeLister
 }
 
-// NewVolumes returns the controller of volumes. The caller starts the informers of env and calls Run.
+// NewVolumes returns the controller of volumes. The caller then starts the informers and calls Run.
 func NewVolumes(env control.Env) (*Volumes, error) {
 	env = env.Defaulted()
 	volumes := env.Informers.Core().V1().PersistentVolumes()

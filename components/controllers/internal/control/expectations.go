@@ -67,7 +67,8 @@ func (e *Expectations) Created(key string) {
 	}
 }
 
-// Deleted removes the pending deletion of the pod id for the owner key, because it was observed or has failed.
+// Deleted removes the pending deletion of the pod for the owner key, because it was observed or has failed. id is the
+// result of ID for the pod.
 func (e *Expectations) Deleted(key, id string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

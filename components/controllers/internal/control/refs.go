@@ -189,7 +189,7 @@ func Selects(selector *metav1.LabelSelector, of map[string]string) bool {
 // byController is the name of the index that AddOwnerIndex adds.
 const byController = "controllerUID"
 
-// orphanKey returns the index value of the objects in a namespace that have no controller.
+// orphanKey returns the key under which the index lists the objects in a namespace that have no controller.
 func orphanKey(namespace string) string { return "orphans/" + namespace }
 
 // AddOwnerIndex adds an index to each informer, by the UID of an object's controller, and for objects without a
@@ -207,7 +207,8 @@ func AddOwnerIndex(informers ...cache.SharedIndexInformer) error {
 	return nil
 }
 
-// controllerOf is the index function of AddOwnerIndex.
+// controllerOf is the index function of AddOwnerIndex. It returns the UID of the object's controller, or the orphanKey
+// of its namespace.
 func controllerOf(obj any) ([]string, error) {
 	m, ok := obj.(metav1.Object)
 	if !ok {

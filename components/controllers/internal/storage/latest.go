@@ -17,7 +17,7 @@ type Latest[T metav1.Object] struct {
 	written map[string]write[T] // guarded by mu; by namespace/name
 }
 
-// write is the API server's response to a write of the controller.
+// write is an object as the controller has last written it, which the informer may not contain yet.
 type write[T metav1.Object] struct {
 	object T
 	// replaced is the resource version that the write replaced.

@@ -16,7 +16,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// ClaimTemplate validates the claim template of an ephemeral volume.
+// ClaimTemplate validates the claim template of an ephemeral volume and adds the errors to e. at is the field path of
+// the validated value.
 func ClaimTemplate(e *validate.Errors, t *corev1.PersistentVolumeClaimTemplate, at *field.Path) {
 	meta := at.Child("metadata")
 	e.Add(apivalidation.ValidateAnnotations(t.Annotations, meta.Child("annotations")))
@@ -39,7 +40,8 @@ func OnlyFields(e *validate.Errors, value any, detail string, at *field.Path, al
 	}
 }
 
-// ClaimSpec validates the spec of a PersistentVolumeClaim.
+// ClaimSpec validates the spec of a PersistentVolumeClaim and adds the errors to e. at is the field path of the
+// validated value.
 func ClaimSpec(e *validate.Errors, spec *corev1.PersistentVolumeClaimSpec, at *field.Path) {
 	if len(spec.AccessModes) == 0 {
 		e.Required(at.Child("accessModes"), "at least 1 access mode is required")

@@ -28,7 +28,7 @@ func requireAll(e *validate.Errors, at *field.Path, nameAndValue ...string) {
 	}
 }
 
-// HostPath validates a hostPath volume.
+// HostPath validates a hostPath volume and adds the errors to e. at is the field path of the validated value.
 func HostPath(e *validate.Errors, v *corev1.HostPathVolumeSource, at *field.Path) {
 	if v.Path == "" {
 		e.Required(at.Child("path"), "")
@@ -42,7 +42,7 @@ func HostPath(e *validate.Errors, v *corev1.HostPathVolumeSource, at *field.Path
 	}
 }
 
-// NFS validates an NFS volume.
+// NFS validates an NFS volume and adds the errors to e. at is the field path of the validated value.
 func NFS(e *validate.Errors, v *corev1.NFSVolumeSource, at *field.Path) {
 	requireAll(e, at, "server", v.Server, "path", v.Path)
 	if !path.IsAbs(v.Path) {
@@ -50,7 +50,7 @@ func NFS(e *validate.Errors, v *corev1.NFSVolumeSource, at *field.Path) {
 	}
 }
 
-// ISCSI validates an iSCSI volume of a pod.
+// ISCSI validates an iSCSI volume of a pod and adds the errors to e. at is the field path of the validated value.
 func ISCSI(e *validate.Errors, v *corev1.ISCSIVolumeSource, at *field.Path) {
 	requireAll(e, at, "targetPortal", v.TargetPortal)
 	iscsiTarget(e, v.IQN, v.Lun, "must be valid format starting with iqn, eui, or naa", at)
@@ -94,7 +94,7 @@ func iscsiTarget(e *validate.Errors, iqn string, lun int32, prefixDetail string,
 	}
 }
 
-// FC validates a Fibre Channel volume.
+// FC validates a Fibre Channel volume and adds the errors to e. at is the field path of the validated value.
 func FC(e *validate.Errors, v *corev1.FCVolumeSource, at *field.Path) {
 	switch targets, ids := len(v.TargetWWNs), len(v.WWIDs); {
 	case targets == 0 && ids == 0:
@@ -111,7 +111,8 @@ func FC(e *validate.Errors, v *corev1.FCVolumeSource, at *field.Path) {
 	}
 }
 
-// CSIDriverName validates the name of a CSI driver.
+// CSIDriverName validates the name of a CSI driver and adds the errors to e. at is the field path of the validated
+// value.
 func CSIDriverName(e *validate.Errors, name string, at *field.Path) {
 	if name == "" {
 		e.Required(at, "")
@@ -123,7 +124,7 @@ func CSIDriverName(e *validate.Errors, name string, at *field.Path) {
 	e.InvalidAll(at, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))
 }
 
-// CSI validates an inline CSI volume of a pod.
+// CSI validates an inline CSI volume of a pod and adds the errors to e. at is the field path of the validated value.
 func CSI(e *validate.Errors, v *corev1.CSIVolumeSource, at *field.Path) {
 	CSIDriverName(e, v.Driver, at.Child("driver"))
 	if ref := v.NodePublishSecretRef; ref != nil {
@@ -177,12 +178,13 @@ func FlexDriver(e *validate.Errors, driver string, options map[string]string, at
 	}
 }
 
-// Glusterfs validates a GlusterFS volume of a pod.
+// Glusterfs validates a GlusterFS volume of a pod and adds the errors to e. at is the field path of the validated
+// value.
 func Glusterfs(e *validate.Errors, v *corev1.GlusterfsVolumeSource, at *field.Path) {
 	requireAll(e, at, "endpoints", v.EndpointsName, "path", v.Path)
 }
 
-// Quobyte validates a Quobyte volume.
+// Quobyte validates a Quobyte volume and adds the errors to e. at is the field path of the validated value.
 func Quobyte(e *validate.Errors, v *corev1.QuobyteVolumeSource, at *field.Path) {
 	const pairs = "must be a host:port pair or multiple pairs separated by commas"
 	switch {
@@ -200,7 +202,7 @@ func Quobyte(e *validate.Errors, v *corev1.QuobyteVolumeSource, at *field.Path) 
 	requireAll(e, at, "volume", v.Volume)
 }
 
-// Flocker validates a Flocker dataset.
+// Flocker validates a Flocker dataset and adds the errors to e. at is the field path of the validated value.
 func Flocker(e *validate.Errors, v *corev1.FlockerVolumeSource, at *field.Path) {
 	switch {
 	case v.DatasetName == "" && v.DatasetUUID == "":
@@ -222,7 +224,7 @@ func Disk(e *validate.Errors, field, name string, partition int32, at *field.Pat
 	}
 }
 
-// RBD validates a Ceph RBD volume.
+// RBD validates a Ceph RBD volume and adds the errors to e. at is the field path of the validated value.
 func RBD(e *validate.Errors, monitors []string, image string, at *field.Path) {
 	CephFS(e, monitors, at)
 	requireAll(e, at, "image", image)
@@ -235,12 +237,12 @@ func CephFS(e *validate.Errors, monitors []string, at *field.Path) {
 	}
 }
 
-// AzureFile validates an Azure file share.
+// AzureFile validates an Azure file share and adds the errors to e. at is the field path of the validated value.
 func AzureFile(e *validate.Errors, secret, share string, at *field.Path) {
 	requireAll(e, at, "secretName", secret, "shareName", share)
 }
 
-// AzureDisk validates an Azure disk.
+// AzureDisk validates an Azure disk and adds the errors to e. at is the field path of the validated value.
 func AzureDisk(e *validate.Errors, v *corev1.AzureDiskVolumeSource, at *field.Path) {
 	requireAll(e, at, "diskName", v.DiskName, "diskURI", v.DataDiskURI)
 	if v.CachingMode != nil {
@@ -261,12 +263,13 @@ func AzureDisk(e *validate.Errors, v *corev1.AzureDiskVolumeSource, at *field.Pa
 	}
 }
 
-// ScaleIO validates a ScaleIO volume.
+// ScaleIO validates a ScaleIO volume and adds the errors to e. at is the field path of the validated value.
 func ScaleIO(e *validate.Errors, gateway, system, volume string, at *field.Path) {
 	requireAll(e, at, "gateway", gateway, "system", system, "volumeName", volume)
 }
 
-// StorageOS validates a StorageOS volume and its namespace.
+// StorageOS validates a StorageOS volume and its namespace and adds the errors to e. at is the field path of the
+// validated value.
 func StorageOS(e *validate.Errors, volume, namespace string, at *field.Path) {
 	if volume == "" {
 		e.Required(at.Child("volumeName"), "")
