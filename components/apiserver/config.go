@@ -138,7 +138,8 @@ type Limits struct {
 	Guard filters.Guard
 }
 
-// Aggregation proxies requests to aggregated API servers.
+// Aggregation is the part of the aggregator that the HTTP server uses: it proxies requests to aggregated API servers
+// and adds their APIs to discovery.
 type Aggregation interface {
 	discovery.Aggregation
 	// Handler returns the handler for a path below /api or /apis if another server serves it, and

@@ -240,7 +240,7 @@ func (s *Server) compose() error {
 // Registry returns the registry of the served API resources.
 func (s *Server) Registry() *registry.Registry { return s.registry }
 
-// Stores returns the stores of the server by their etcd clients.
+// Stores returns the stores of the server, the main one and those of Config.EtcdOverrides, by their etcd clients.
 func (s *Server) Stores() map[*clientv3.Client]*store.Store {
 	all := map[*clientv3.Client]*store.Store{s.cfg.Etcd: s.store}
 	for gr, client := range s.cfg.EtcdOverrides {

@@ -31,7 +31,7 @@ type pluginMetrics struct {
 // upstream's plugin does not implement that extension point. each counts nodes (Filter or Score).
 type pointCounters struct{ pre, each prometheus.Counter }
 
-// newPluginMetrics creates the counters for the plugins in set.
+// newPluginMetrics creates the counters for the plugins in set, the plugins of the profile with this name, in m.
 func newPluginMetrics(m *metrics, profile string, set *plugins.Set) *pluginMetrics {
 	a := &pluginMetrics{m: m, profile: profile}
 	for _, p := range set.Filter {

@@ -18,7 +18,7 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// budget is a PodDisruptionBudget with its parsed selector.
+// budget is a PodDisruptionBudget with its parsed selector, for preemption.
 type budget struct {
 	object   *policyv1.PodDisruptionBudget
 	selector labels.Selector

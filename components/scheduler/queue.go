@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// The default back-off.
+	// initialBackoff and maxBackoff are the default bounds of a pod's back-off: it starts with the first and grows with
+	// each failed attempt up to the second.
 	initialBackoff = time.Second
 	maxBackoff     = 10 * time.Second
 	// maxWaiting is the time after which an unschedulable pod is retried even without an event.

@@ -30,7 +30,7 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Profile is the set of plugins for the pods with a scheduler name.
+// Profile is a scheduler name and the plugins that schedule the pods with this name in spec.schedulerName.
 type Profile struct {
 	SchedulerName string
 	Plugins       plugins.Set

@@ -125,7 +125,7 @@ func (b *backend) watch(ctx context.Context, res *registry.Resource, opts store.
 	}
 }
 
-// Reasons of the condition Available, as in upstream.
+// Reasons of the condition Available of APIServices, as in upstream.
 const (
 	reasonFailed = "FailedDiscoveryCheck"
 	reasonPassed = "Passed"

@@ -179,7 +179,8 @@ func (u unavailable) Error(w http.ResponseWriter, req *http.Request, err error) 
 	u.backend.fail(w, req, err.Error(), http.StatusServiceUnavailable)
 }
 
-// host returns the address, HOST:PORT, to which the next request is sent.
+// host returns the address, HOST:PORT, to which the next request for the other server is sent. It returns an error if
+// the Service, its port or an endpoint does not exist.
 func (b *backend) host(ctx context.Context) (string, error) {
 	return b.directory.resolve(ctx, b.namespace, b.service, b.port, b.cfg.EndpointRouting)
 }
@@ -219,7 +220,7 @@ type statusError struct {
 // Error returns the text for the condition Available of the APIService.
 func (e *statusError) Error() string { return fmt.Sprintf("bad status from %v: %d", e.at, e.code) }
 
-// path returns the discovery path of the group and version.
+// path returns the path of the discovery document of the backend's group and version.
 func (b *backend) path() string {
 	if b.gv.Group == "" {
 		return "/api/" + b.gv.Version

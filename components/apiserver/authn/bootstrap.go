@@ -33,7 +33,8 @@ var (
 	bootstrapGroupSyntax = regexp.MustCompile(`^system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]$`)
 )
 
-// errBootstrapToken intentionally has no details because clients see it.
+// errBootstrapToken is the error for a bootstrap token that is wrong, has expired or must not be used for
+// authentication. It has no details because clients see it.
 var errBootstrapToken = errors.New("the bootstrap token is not valid")
 
 // AuthenticateToken implements authenticator.Token. It returns false if the token does not have the

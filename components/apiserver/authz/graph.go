@@ -36,7 +36,7 @@ func (g *graph) Name() string { return "the graph of nodes and pods" }
 // Done implements cache.DoneChecker. The channel is closed once the graph contains all pods.
 func (g *graph) Done() <-chan struct{} { return g.filled }
 
-// podEntry is the node of a pod and the objects to which the pod refers.
+// podEntry is a pod in the graph: the name of its node and the objects to which the pod refers.
 type podEntry struct {
 	node string
 	// refs are the references to other objects.

@@ -107,7 +107,7 @@ func noOpinion(format string, args ...any) (authorizer.Decision, string, error) 
 	return authorizer.DecisionNoOpinion, fmt.Sprintf(format, args...), nil
 }
 
-// allow returns the decision that a request is allowed.
+// allow returns the authorizer's result for a request that the mode Node allows, without a reason.
 func allow() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
 
 // RulesFor implements authorizer.RuleResolver. The permissions of a kubelet depend on its pods and

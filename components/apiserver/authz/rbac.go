@@ -204,7 +204,7 @@ func (r *RBAC) rules(u user.Info, namespace string) *ruleSet {
 	return set
 }
 
-// resolve computes the result of rules from the informers.
+// resolve computes the rules that the method rules returns and caches. It reads roles and bindings from the informers.
 func (r *RBAC) resolve(u user.Info, namespace string) *ruleSet {
 	set := &ruleSet{}
 	values := make([]string, 0, 1+len(u.GetGroups()))

@@ -14,7 +14,7 @@ import (
 //
 // with "core" for the legacy group "".
 
-// Common combinations of verbs.
+// Common combinations of verbs, separated by spaces, for the function rule.
 const (
 	read       = "get list watch"
 	readUpdate = "get list patch update watch"
@@ -94,7 +94,7 @@ func aggregated(name, to string) *rbacv1.ClusterRole {
 	return r
 }
 
-// part returns a ClusterRole whose rules are aggregated into the role to.
+// part returns the ClusterRole system:aggregate-to-ROLE, whose rules the aggregation controller adds to the role to.
 func part(to string, rules ...rbacv1.PolicyRule) *rbacv1.ClusterRole {
 	r := clusterRole("system:aggregate-to-"+to, rules...)
 	r.Labels[aggregateTo(to)] = "true"

@@ -90,7 +90,7 @@ func NewServiceReconciler(cfg ServiceReconcilerConfig) (*ServiceReconciler, erro
 	return k, nil
 }
 
-// Ready is closed when the objects have been written for the first time.
+// Ready returns a channel that is closed when Run has written the Service and its endpoints for the first time.
 func (k *ServiceReconciler) Ready() <-chan struct{} { return k.ready }
 
 // Run writes the objects if they are missing or wrong, first at the start and then after every

@@ -104,7 +104,8 @@ func (o *options) register(f *pflag.FlagSet) {
 	o.more.flags(f)
 }
 
-// flags adds the flags whose values are fields of options to f.
+// flags adds to f the flags of kube-apiserver whose values are fields of o. The fields of type moreOptions and similar
+// add their own flags.
 func (o *options) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.etcdServers, "etcd-servers", nil, "List of etcd servers to connect with (scheme://ip:port), comma separated.")
 	f.StringVar(&o.etcdCA, "etcd-cafile", "", "SSL Certificate Authority file used to secure etcd communication.")

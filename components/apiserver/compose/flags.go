@@ -24,7 +24,7 @@ import (
 	"hyperkube/internal/base/compatflags"
 )
 
-// moreOptions contains the values of rarely used flags.
+// moreOptions contains the values of those flags of kube-apiserver that are rarely used.
 type moreOptions struct {
 	overrides               []string
 	compaction              time.Duration

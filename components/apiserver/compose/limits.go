@@ -33,7 +33,8 @@ type InFlight struct {
 	Reading, Mutating int
 }
 
-// orDefault returns the effective limits. Zero means no limit.
+// orDefault returns the effective limits of concurrent reading and mutating requests: zero in f selects the default,
+// and a negative number means no limit, for which the result is zero.
 func (f InFlight) orDefault() (reading, mutating int) {
 	pick := func(n, otherwise int) int {
 		if n == 0 {

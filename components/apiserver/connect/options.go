@@ -50,7 +50,7 @@ func (q *query) time(name string) *metav1.Time {
 	return &t
 }
 
-// execOptions parses the query of an exec request.
+// execOptions returns the *PodExecOptions in the query of an exec request.
 func execOptions(values url.Values, _ string) (runtime.Object, error) {
 	q := &query{Values: values}
 	return &corev1.PodExecOptions{
@@ -59,7 +59,7 @@ func execOptions(values url.Values, _ string) (runtime.Object, error) {
 	}, q.err
 }
 
-// attachOptions parses the query of an attach request.
+// attachOptions returns the *PodAttachOptions in the query of an attach request.
 func attachOptions(values url.Values, _ string) (runtime.Object, error) {
 	q := &query{Values: values}
 	return &corev1.PodAttachOptions{
@@ -84,7 +84,8 @@ func portForwardOptions(values url.Values, _ string) (runtime.Object, error) {
 	return o, nil
 }
 
-// logOptions parses the query of a request for a container's log.
+// logOptions returns the *PodLogOptions in the query of a request for a container's log. It returns a BadRequest error
+// if a parameter is invalid.
 func logOptions(values url.Values, _ string) (runtime.Object, error) {
 	q := &query{Values: values}
 	o := &corev1.PodLogOptions{

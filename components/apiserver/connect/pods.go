@@ -288,7 +288,8 @@ func (c *connector) upgrade(at *url.URL, required bool) *proxy.UpgradeAwareHandl
 	return h
 }
 
-// responder sends the error of a proxy to the client.
+// responder is the proxy.ErrorResponder of requests that are forwarded to a kubelet, pod or endpoint. It sends the
+// error of the proxy to the client.
 type responder struct {
 	answer func(w http.ResponseWriter, req *http.Request, err error)
 }

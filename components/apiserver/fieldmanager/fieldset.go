@@ -181,7 +181,7 @@ func (w *fieldWriter) element(p *plan, v reflect.Value) {
 	w.buf = append(w.buf, '}')
 }
 
-// mapping writes the elements of a map, sorted by key.
+// mapping writes the owned elements of the map v, sorted by key, with the plan p of the map type.
 func (w *fieldWriter) mapping(p *plan, v reflect.Value) {
 	var few [16]string
 	names := few[:0]

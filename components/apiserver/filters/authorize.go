@@ -78,7 +78,7 @@ func (c *Chain) decide(ctx context.Context, a authorizer.Attributes, began time.
 	return rest.Forbidden(a, reason)
 }
 
-// outcome returns the metric label of a decision.
+// outcome returns the metric label of a decision. err is the error of the authorizer, or nil.
 func outcome(decision authorizer.Decision, err error) metrics.Decision {
 	switch {
 	case decision == authorizer.DecisionAllow:

@@ -46,7 +46,7 @@ func NewGuard(origins, directives []string, goAway float64) (Guard, error) {
 	return g, nil
 }
 
-// on reports whether any of the settings has an effect.
+// on reports whether any setting of the Guard is configured, so that responses must be changed or connections closed.
 func (g *Guard) on() bool { return g.GoAway > 0 || g.TransportSecurity != "" || len(g.Origins) > 0 }
 
 // apply sets the configured response headers. It returns true if it has also sent the response,

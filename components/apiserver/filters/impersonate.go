@@ -123,7 +123,8 @@ func isServiceAccount(name string) bool {
 	return err == nil
 }
 
-// nodeOf returns the node name of a node's user name.
+// nodeOf returns the node name in a user name of the form system:node:NAME. It returns false if name does not have
+// this form.
 func nodeOf(name string) (string, bool) {
 	node, ok := strings.CutPrefix(name, "system:node:")
 	return node, ok && len(apivalidation.NameIsDNSSubdomain(node, false)) == 0

@@ -18,13 +18,13 @@ import (
 // for active work, so slow clients must not hold them. But waiting data occupies memory, so it is
 // limited per user.
 const (
-	// maxWaiting is the number of pending request bodies per user.
+	// maxWaiting is the maximum number of one user's pending request bodies.
 	maxWaiting = 500
 	// maxWaitingBytes is the total size of the received parts of one user's pending request bodies.
 	maxWaitingBytes = 64 << 20
 	// slowAfter is the time after which sending a response counts as slow.
 	slowAfter = 5 * time.Second
-	// maxSlow is the number of slow responses per user.
+	// maxSlow is the maximum number of one user's slow responses.
 	maxSlow = 100
 	// maxSlowBytes is the memory that only one user's slow responses use.
 	maxSlowBytes = 64 << 20

@@ -179,7 +179,7 @@ func (w *response) start() {
 	}
 }
 
-// abort makes the request, or reading the rest of its body, fail with err.
+// abort makes RoundTrip, or reading the rest of the response body, fail with err, because the handler has panicked.
 func (w *response) abort(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

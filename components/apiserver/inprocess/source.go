@@ -79,7 +79,7 @@ func (s *Source) listWatch(gvk schema.GroupVersionKind) (*listWatch, bool) {
 // that are also requested from the Source itself are not trimmed, so that no object is kept twice.
 type Trimmed struct{ source *Source }
 
-// Trimmed returns a source of the same objects without managed fields.
+// Trimmed returns a client.Source that feeds informers with the same objects without their managed fields.
 func (s *Source) Trimmed() Trimmed { return Trimmed{s} }
 
 // ListWatch implements client.Source. The objects of the kind have no managed fields, unless the

@@ -34,7 +34,7 @@ func (o outcome) count(took time.Duration) {
 	o.took.Observe(took.Seconds())
 }
 
-// newAccess creates the metrics, without registering them.
+// newAccess creates the metrics of authentication and authorization. New registers them.
 func newAccess() *access {
 	result, buckets := []string{"result"}, prometheus.ExponentialBuckets(0.001, 2, 15)
 	a := &access{
@@ -69,7 +69,7 @@ func newAccess() *access {
 	return a
 }
 
-// collectors returns all metrics for registration.
+// collectors returns all metrics of authentication and authorization, which New registers.
 func (a *access) collectors() []prometheus.Collector {
 	return []prometheus.Collector{a.users, a.attempts, a.decisions, a.authenticated, a.authorized, a.expiration}
 }

@@ -17,7 +17,7 @@ type bodies struct {
 // bodyKey contains the labels of one metric of body sizes.
 type bodyKey struct{ group, resource, verb string }
 
-// newBodies creates the metrics, without registering them.
+// newBodies creates the metrics of the sizes of request bodies. New registers them.
 func newBodies() *bodies {
 	return &bodies{sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "apiserver_request_body_size_bytes", Help: "[ALPHA] Apiserver request body size in bytes broken out by resource and verb.",

@@ -16,7 +16,7 @@ type connections struct {
 	distrustLogs prometheus.Counter
 }
 
-// newConnections creates the metrics, without registering them.
+// newConnections creates the metrics of TLS handshakes and of connections to kubelets. New registers them.
 func newConnections() *connections {
 	return &connections{
 		handshakes: prometheus.NewCounter(prometheus.CounterOpts{
@@ -32,7 +32,7 @@ func newConnections() *connections {
 	}
 }
 
-// collectors returns all metrics for registration.
+// collectors returns all metrics of connections, which New registers.
 func (c *connections) collectors() []prometheus.Collector {
 	return []prometheus.Collector{c.handshakes, c.logs, c.distrustLogs}
 }

@@ -29,7 +29,7 @@ type etcdMetrics struct {
 	lists    prometheus.Observer // nil unless it is a list
 }
 
-// newEtcd creates the metrics, without registering them.
+// newEtcd creates the metrics of requests to etcd, of the watch cache and of leases. New registers them.
 func newEtcd() *etcd {
 	labels := []string{"operation", "group", "resource"}
 	buckets := []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60}
@@ -58,7 +58,7 @@ func newEtcd() *etcd {
 	}
 }
 
-// collectors returns all metrics for registration.
+// collectors returns all metrics of etcd and the watch cache, which New registers.
 func (e *etcd) collectors() []prometheus.Collector {
 	return []prometheus.Collector{e.duration, e.requests, e.errors, e.lists, e.waits, e.fills, e.leases}
 }

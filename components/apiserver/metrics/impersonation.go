@@ -17,7 +17,7 @@ type outcomes struct {
 	took *prometheus.HistogramVec
 }
 
-// newImpersonation creates the metrics, without registering them.
+// newImpersonation creates the metrics of impersonation. New registers them.
 func newImpersonation() *impersonation {
 	of := func(name, what string) outcomes {
 		labels := []string{"mode", "decision"}
@@ -37,7 +37,7 @@ func newImpersonation() *impersonation {
 	}
 }
 
-// collectors returns all metrics for registration.
+// collectors returns all metrics of impersonation, which New registers.
 func (i *impersonation) collectors() []prometheus.Collector {
 	return []prometheus.Collector{i.attempts.n, i.attempts.took, i.checks.n, i.checks.took}
 }

@@ -10,7 +10,7 @@ type loads struct {
 	queuedReadOnly, queuedMutating prometheus.Gauge
 }
 
-// newLoads creates the metrics, without registering them.
+// newLoads creates the metrics of requests that are in flight or queued. New registers them.
 func newLoads() *loads {
 	l := &loads{
 		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -26,7 +26,7 @@ func newLoads() *loads {
 	return l
 }
 
-// collectors returns all metrics for registration.
+// collectors returns all metrics of requests in flight and queued, which New registers.
 func (l *loads) collectors() []prometheus.Collector {
 	return []prometheus.Collector{l.inflight, l.queued}
 }

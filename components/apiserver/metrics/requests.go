@@ -44,7 +44,7 @@ type requestMetrics struct {
 // labels. Further ones are looked up by their labels each time.
 const maxKept = 8192
 
-// newRequests creates the metrics, without registering them.
+// newRequests creates the metrics of requests by verb and resource. New registers them.
 func newRequests() *requests {
 	labels := []string{"verb", "group", "version", "resource", "subresource", "scope", "component"}
 	return &requests{
@@ -77,7 +77,7 @@ func newRequests() *requests {
 	}
 }
 
-// collectors returns all metrics for registration.
+// collectors returns all metrics of requests by verb and resource, which New registers.
 func (r *requests) collectors() []prometheus.Collector {
 	return []prometheus.Collector{r.total, r.duration, r.sli, r.sizes, r.watchers}
 }

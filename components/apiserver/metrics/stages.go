@@ -30,7 +30,7 @@ type stages struct {
 	each [len(stageNames)]prometheus.Observer
 }
 
-// newStages creates the metrics, without registering them.
+// newStages creates the metrics of the duration of each stage. New registers them.
 func newStages() *stages {
 	s := &stages{took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "apiserver_request_filter_duration_seconds", Help: "[ALPHA] Request filter latency distribution in seconds, for each filter type",

@@ -15,7 +15,7 @@ type watches struct {
 	sizes, list *prometheus.HistogramVec
 }
 
-// newWatches creates the metrics, without registering them.
+// newWatches creates the metrics of watches. New registers them.
 func newWatches() *watches {
 	labels := []string{"group", "version", "resource"}
 	return &watches{
@@ -33,7 +33,7 @@ func newWatches() *watches {
 	}
 }
 
-// collectors returns all metrics for registration.
+// collectors returns all metrics of watches, which New registers.
 func (w *watches) collectors() []prometheus.Collector {
 	return []prometheus.Collector{w.events, w.initial, w.sizes, w.list}
 }

@@ -79,7 +79,7 @@ type resourceOperations struct {
 	tag        string
 }
 
-// resource adds all operations of a resource and its subresources.
+// resource adds all operations of the resource r and its subresources to the document.
 func (p *paths) resource(r *registry.Resource) {
 	w := resourceOperations{Resource: r, tag: tag(r.Group, r.Version)}
 	w.model, w.listModel = p.modelsOf(r)

@@ -48,7 +48,8 @@ func evictAction(reg *registry.Registry) *registry.Action {
 	}
 }
 
-// evictor evicts pods whose resource is in the registry.
+// evictor handles POST requests to pods/eviction. It finds the resources of pods and disruption budgets in the
+// registry.
 type evictor struct{ registry *registry.Registry }
 
 // run handles a POST to pods/eviction: it deletes the pod if its PodDisruptionBudget allows that,

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// warnDeprecated adds a warning if the requested version is deprecated.
+// warnDeprecated adds a warning to the response if the requested API version of the resource is deprecated.
 func (c *call) warnDeprecated() {
 	if text := c.res.Deprecation(); text != "" {
 		warning.AddWarning(c.ctx, "", text)

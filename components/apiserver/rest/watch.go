@@ -419,7 +419,8 @@ func (w *eventWriter) bookmark(revision int64, initialEnd bool) {
 	w.object(watch.Bookmark, obj)
 }
 
-// object encodes an event with an object that is not in the store.
+// object encodes an event with obj, an object that is not in the store, and adds the event to the buffer. On a
+// WebSocket, the event is sent immediately.
 func (w *eventWriter) object(event watch.EventType, obj api.Object) {
 	format := negotiate.Format{Media: w.format.Media}
 	var data []byte
@@ -441,7 +442,7 @@ func (w *eventWriter) object(event watch.EventType, obj api.Object) {
 	}
 }
 
-// status sends an ERROR event with the Status of err.
+// status sends an ERROR event with the Status of err to the client. It is the last event of a watch.
 func (w *eventWriter) status(err error) {
 	s := statusOf(err)
 	data, e := encode(negotiate.Format{Media: w.format.Media}, s)

@@ -22,7 +22,7 @@ import (
 // does not delete or restore IPAddress objects without it.
 const managedBy = "ipallocator.k8s.io"
 
-// Upstream's errors for unavailable addresses.
+// Errors for addresses that cannot be allocated to a Service, with upstream's texts.
 var (
 	errTaken         = errors.New("provided IP is already allocated")
 	errFull          = errors.New("range is full")

@@ -12,7 +12,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// Upstream's errors for unavailable ports.
+// Errors for node ports that cannot be allocated to a Service, with upstream's texts.
 var (
 	errPortTaken = errors.New("provided port is already allocated")
 	errNoPorts   = errors.New("range is full")
@@ -83,7 +83,7 @@ func (p *ports) take(port int) error {
 	return err
 }
 
-// mark is like take without recording the result for metrics.
+// mark does the same as take, but does not record the result for metrics.
 func (p *ports) mark(port int) error {
 	if !p.within.Contains(port) {
 		return fmt.Errorf("provided port is not in the valid range. The range of valid ports is %s", p.within.String())
@@ -139,5 +139,5 @@ func (p *ports) count() int {
 // equal reports whether two sets have the same range and the same allocated ports.
 func (p *ports) equal(o *ports) bool { return p.within == o.within && p.bits.Cmp(o.bits) == 0 }
 
-// clone returns a copy of the set, without notes.
+// clone returns a copy of the set of allocated ports, without the notes for metrics.
 func (p *ports) clone() *ports { return &ports{within: p.within, bits: new(big.Int).Set(p.bits)} }

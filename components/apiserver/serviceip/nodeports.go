@@ -301,7 +301,7 @@ func (w *write) setHealthPort(port int32) {
 	}
 }
 
-// free releases the ports of list in set.
+// free releases the node ports in list: it marks them as free in set.
 func free(set *ports, list []int32) {
 	for _, p := range list {
 		set.free(int(p))

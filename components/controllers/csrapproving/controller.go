@@ -119,7 +119,8 @@ func (c *Controller) allowed(ctx context.Context, r *certificatesv1.CertificateS
 	return answer.Status.Allowed, nil
 }
 
-// approve adds the condition Approved to a request.
+// approve adds the condition Approved with the message to a CertificateSigningRequest, through the subresource
+// approval.
 func (c *Controller) approve(ctx context.Context, r *certificatesv1.CertificateSigningRequest, message string) error {
 	next := r.DeepCopy()
 	next.Status.Conditions = append(next.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{

@@ -16,7 +16,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// How long finished and pending requests are kept.
+// How long CertificateSigningRequests are kept after they have finished, and while they are pending.
 const (
 	finishedRetention = time.Hour
 	pendingRetention  = 24 * time.Hour

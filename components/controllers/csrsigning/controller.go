@@ -31,7 +31,8 @@ type Authority struct {
 	Key  crypto.Signer
 }
 
-// Config configures the controller.
+// Config contains the certificate authorities of the signing controller, by signer, and the maximum lifetime of its
+// certificates.
 type Config struct {
 	// Authorities are the certificate authorities by signer name. Requests for other signers are
 	// ignored.

@@ -34,7 +34,7 @@ import (
 // more.
 type Informer func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error)
 
-// Config configures a Collector.
+// Config contains the clients and the source of informers of a Collector.
 type Config struct {
 	Discovery discovery.DiscoveryInterface
 	Metadata  metadata.Interface

@@ -241,7 +241,7 @@ func (c *Collector) merge(ctx context.Context, api metadata.ResourceInterface, l
 	return err
 }
 
-// dropOwners removes the owner references with these UIDs from an object.
+// dropOwners removes the owner references with these UIDs from an object. live is the object's current metadata.
 func (c *Collector) dropOwners(ctx context.Context, api metadata.ResourceInterface, live *metav1.PartialObjectMetadata, uids []types.UID) error {
 	rest := slices.DeleteFunc(slices.Clone(live.OwnerReferences), func(r metav1.OwnerReference) bool { return slices.Contains(uids, r.UID) })
 	if len(rest) == len(live.OwnerReferences) {

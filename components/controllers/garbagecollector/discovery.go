@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// mapping is the resource that serves the objects of a kind.
+// mapping is the resource that serves the objects of a kind, and whether the resource is namespaced.
 type mapping struct {
 	gvr        schema.GroupVersionResource
 	namespaced bool

@@ -20,7 +20,8 @@ type recommendation struct {
 	at       time.Time
 }
 
-// change is a change of the target's size that this controller made.
+// change is a change of the target's size that this controller made: the number of added or removed replicas, and
+// when.
 type change struct {
 	replicas int32 // number of replicas added or removed
 	at       time.Time

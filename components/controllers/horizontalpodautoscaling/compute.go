@@ -24,7 +24,7 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
-// scaleTarget is the object that an autoscaler scales, and its pods.
+// scaleTarget is the object that an autoscaler scales: its Scale, and its pods with the selector that selects them.
 type scaleTarget struct {
 	scale *autoscalingv1.Scale
 	// pods are the pods that the scale's selector selects.

@@ -76,13 +76,13 @@ func blame(err error) string {
 	return "internal"
 }
 
-// round records one evaluation of an autoscaler.
+// round records one evaluation of an autoscaler in the metrics: its action, duration and error, which may be nil.
 func (m *controllerMetrics) round(action string, took time.Duration, err error) {
 	m.reconciliations.WithLabelValues(action, blame(err)).Inc()
 	m.reconciliationTime.WithLabelValues(action, blame(err)).Observe(took.Seconds())
 }
 
-// metric records the evaluation of one metric of an autoscaler.
+// metric records the evaluation of one metric of an autoscaler: its action, duration and error, which may be nil.
 func (m *controllerMetrics) metric(kind autoscalingv2.MetricSourceType, action string, took time.Duration, err error) {
 	m.computations.WithLabelValues(action, blame(err), string(kind)).Inc()
 	m.computationTime.WithLabelValues(action, blame(err), string(kind)).Observe(took.Seconds())

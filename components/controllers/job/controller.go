@@ -157,7 +157,8 @@ func (c *Controller) enqueueOrphans(j *batchv1.Job) {
 	}
 }
 
-// tracked reports whether a pod has the finalizer of this controller.
+// tracked reports whether a pod has the finalizer with which this controller makes sure that its termination is
+// counted.
 func tracked(p *corev1.Pod) bool { return slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) }
 
 // owner returns the Job to which a pod's controller reference refers, or nil.

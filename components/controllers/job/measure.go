@@ -45,7 +45,7 @@ func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.duration, m.syncs, m.finished, m.pods, m.byPolicy, m.terminated, m.others, m.indexes, m.creations}
 }
 
-// mode returns the value of the completion mode label.
+// mode returns the value of the metric label for the completion mode of a Job.
 func mode(j *batchv1.Job) string {
 	if isIndexed(j) {
 		return "Indexed"

@@ -51,7 +51,8 @@ type state struct {
 	emitEvent func()
 }
 
-// indexState contains the state of each index of an indexed Job.
+// indexState contains the state of each completion index of an indexed Job: completed, failed, and the number of
+// failures.
 type indexState struct {
 	// completedIndexes and failedIndexes are the indexes that completed, and that failed permanently.
 	completedIndexes, failedIndexes indexes

@@ -12,7 +12,7 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// Port is a port of a protocol.
+// Port is a port number with its protocol.
 type Port struct {
 	Protocol corev1.Protocol
 	Number   int32

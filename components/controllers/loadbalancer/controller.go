@@ -39,7 +39,7 @@ const (
 	fieldManager = "load-balancer-controller"
 )
 
-// Reasons of the condition LoadBalancerPortsError.
+// Reasons of the condition LoadBalancerPortsError of a Service.
 const (
 	// reasonPortConflict: an older Service, or a component of the cluster, has the port.
 	reasonPortConflict = "PortConflict"
@@ -47,7 +47,7 @@ const (
 	reasonPortsAvailable = "PortsAvailable"
 )
 
-// Config configures the controller.
+// Config contains the ports that Services cannot have, because components of the cluster use them.
 type Config struct {
 	// Reserved are the ports that components of the cluster serve at the addresses of nodes. A Service
 	// with such a port gets no addresses, because it would take over the connections of the component.

@@ -22,7 +22,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Config contains the clients that find and delete content.
+// Config contains the clients that find and delete the content of a namespace, and the delay before the deletion.
 type Config struct {
 	// Discovery returns the namespaced resources.
 	Discovery discovery.DiscoveryInterface

@@ -22,7 +22,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Config defines the ranges to allocate from.
+// Config defines the cluster CIDRs from which pod CIDRs are allocated to Nodes, and the ranges in them that are
+// reserved.
 type Config struct {
 	// ClusterCIDRs are one range, or one of each IP family. The first determines Node.spec.podCIDR.
 	ClusterCIDRs []netip.Prefix

@@ -39,7 +39,7 @@ func newSet(cluster netip.Prefix, size int) (*cidrSet, error) {
 	return &cidrSet{cluster: cluster, size: size, used: make([]uint64, (n+63)/64), count: n, free: n}, nil
 }
 
-// part returns the part with index i.
+// part returns the part of the cluster's CIDR with the index i.
 func (s *cidrSet) part(i int) netip.Prefix {
 	base := s.cluster.Addr().AsSlice()
 	n := new(big.Int).SetBytes(base)

@@ -230,7 +230,7 @@ func (c *Controller) forget(name string) {
 	c.enqueue(wake)
 }
 
-// record emits an event about a Node, which may be deleted.
+// record emits the event reason about the Node with this name and UID, whose object may have been deleted.
 func (c *Controller) record(name, uid, reason, event string) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(uid)}
 	c.env.Events.Eventf(ref, corev1.EventTypeNormal, reason, "Node %s event: %s", name, event)

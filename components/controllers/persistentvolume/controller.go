@@ -47,7 +47,8 @@ type Controller struct {
 	lastClaim  storage.Latest[*corev1.PersistentVolumeClaim]
 }
 
-// Config configures a Controller.
+// Config contains settings of a Controller: the image of recycler pods, and whether volumes are provisioned
+// dynamically.
 type Config struct {
 	// Image is the image of the pods that recycle volumes with reclaim policy Recycle. If empty,
 	// such volumes are not recycled.

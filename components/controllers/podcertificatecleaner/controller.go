@@ -14,7 +14,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// kept is how long a request is kept.
+// kept is how long a PodCertificateRequest is kept after its creation.
 const kept = 15 * time.Minute
 
 // Controller deletes PodCertificateRequests that are older than 15 minutes.

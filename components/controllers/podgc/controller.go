@@ -28,7 +28,7 @@ const (
 	// quarantine is how long a node must be missing before its pods are deleted, because it may be
 	// about to register.
 	quarantine = 40 * time.Second
-	// passKey is the only key of the queue. Its sync is one pass.
+	// passKey is the only key of the work queue. Its sync is one pass over all pods.
 	passKey = "pass"
 )
 
@@ -78,7 +78,7 @@ func New(env control.Env, threshold int) (*Controller, error) {
 		func(*corev1.Node) { c.AddAfter(passKey, period) }))
 }
 
-// mayRequirePass reports whether a pass may have to delete p.
+// mayRequirePass reports whether p may be a pod that a pass has to delete, so that a pass must be scheduled.
 func (c *Controller) mayRequirePass(p *corev1.Pod) bool {
 	if c.threshold > 0 && podutil.Terminal(p) {
 		return true

@@ -26,7 +26,7 @@ import (
 // burst is the maximum number of pods of one owner that one sync creates or deletes.
 const burst = 500
 
-// Kind is the kind of ReplicaSets, as pods refer to their owner.
+// Kind is ReplicaSet, the kind in the owner references of the pods that the controller creates.
 var Kind = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
 
 // Flavor adapts the Controller to a kind of workload: ReplicaSets, or ReplicationControllers, which are converted to

@@ -29,7 +29,8 @@ const (
 	// fieldManager is the field manager of this controller's writes to the status of pods.
 	fieldManager = "ResourceClaimController"
 
-	// podKey and claimKey are the prefixes of the loop's keys.
+	// podKey and claimKey are the prefixes of the keys in the work queue, before the namespace/name of a pod or a
+	// claim.
 	podKey   = "pod:"
 	claimKey = "claim:"
 

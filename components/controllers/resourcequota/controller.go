@@ -63,7 +63,8 @@ type Controller struct {
 	watchesDefinitions bool
 }
 
-// dynamicResource is a resource that is counted because a quota limits it.
+// dynamicResource is a resource whose objects are counted because a quota limits their number: its informer and
+// evaluator.
 type dynamicResource struct {
 	informer  cache.SharedIndexInformer
 	evaluator quotav1.Evaluator

@@ -45,7 +45,7 @@ func start(set *appsv1.StatefulSet) int {
 	return int(set.Spec.Ordinals.Start)
 }
 
-// size returns the desired number of pods of set.
+// size returns the desired number of pods of set. If it is not specified, it is one.
 func size(set *appsv1.StatefulSet) int {
 	if set.Spec.Replicas == nil {
 		return 1

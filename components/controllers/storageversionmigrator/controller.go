@@ -37,7 +37,7 @@ const (
 	reasonFailed    = "StorageVersionMigrationFailed"
 )
 
-// Config contains the clients of the controller.
+// Config contains the clients that find, list and patch the migrated objects, and the client of their definitions.
 type Config struct {
 	// Discovery finds the version and verbs of a resource.
 	Discovery discovery.DiscoveryInterface

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// page is the number of objects per list request.
+	// page is the maximum number of objects that one list request of a migration returns.
 	page = 500
 	// absentNamespace is a namespace that does not exist. Listing a resource in it is cheap and returns the
 	// current resource version.
@@ -57,7 +57,8 @@ func (c *Controller) resource(ctx context.Context, want schema.GroupResource) (r
 	return resource{}, ctx.Err()
 }
 
-// revision returns the current resource version of the list of a resource.
+// revision returns the current resource version of the list of a resource. The migration rewrites only objects that
+// are not newer.
 func (c *Controller) revision(ctx context.Context, r resource) (string, error) {
 	namespace := ""
 	if r.namespaced {

@@ -76,7 +76,8 @@ func attributesOf(pvc *corev1.PersistentVolumeClaim) []string {
 	return names
 }
 
-// sync maintains the finalizer of the class with the name.
+// sync adds the finalizer to the VolumeAttributesClass with the name, or removes it from a deleted class that is not
+// used.
 func (c *Classes) sync(ctx context.Context, name string) error {
 	class, err := c.classes.Get(name)
 	if apierrors.IsNotFound(err) {

@@ -37,7 +37,8 @@ func NewVolumes(env control.Env) (*Volumes, error) {
 	return c, c.Watch(volumes.Informer(), control.AddedOrUpdated(changed))
 }
 
-// sync maintains the finalizer of the volume with the name.
+// sync adds the finalizer to the PersistentVolume with the name, or removes it from a deleted volume that is not
+// bound.
 func (c *Volumes) sync(ctx context.Context, name string) error {
 	pv, err := c.volumes.Get(name)
 	if apierrors.IsNotFound(err) {

@@ -96,7 +96,7 @@ type PreEnqueue interface {
 // pod that it rejected may fit.
 type Event uint32
 
-// The events, as bits.
+// The kinds of changes in the cluster of which an Event consists, one bit for each.
 const (
 	NodeAdded Event = 1 << iota
 	NodeRemoved

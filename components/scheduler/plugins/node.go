@@ -204,7 +204,8 @@ func (p NodeAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64
 	return true
 }
 
-// reason returns a single reason why a node does not fit.
+// reason returns a list that contains one reason why a node does not fit. unresolvable means that the pod does not fit
+// even if other pods are evicted from the node.
 func reason(text string, unresolvable bool) []framework.Reason {
 	return []framework.Reason{{Text: text, Unresolvable: unresolvable}}
 }

@@ -7,13 +7,13 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// Weighted is a score plugin with its weight.
+// Weighted is a score plugin with the weight by which a profile multiplies its scores.
 type Weighted struct {
 	framework.Score
 	Weight int64
 }
 
-// Set contains the plugins of a profile.
+// Set contains the plugins that a profile enables, by extension point.
 type Set struct {
 	PreEnqueue []framework.PreEnqueue
 	// Filter are the filters in order: the cheapest, and those that exclude most nodes, come first.

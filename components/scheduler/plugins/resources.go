@@ -89,7 +89,8 @@ func (p NodeResourcesFit) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// Score scores nodes with the configured strategy.
+// Score gives each node the score of the configured strategy for its resource utilization with the pod. It always
+// returns true.
 func (p NodeResourcesFit) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	return p.Strategy.score(c, nodes, out)
 }

@@ -126,7 +126,7 @@ func (VolumeBinding) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// The reasons why claims cannot get volumes on a node.
+// The reasons, in upstream's words, why the claims of a pod with delayed binding cannot get volumes on a node.
 const (
 	noVolume = "node(s) didn't find available persistent volumes to bind"
 	noSpace  = "node(s) did not have enough free storage"

@@ -32,7 +32,7 @@ func (t *Term) Matches(namespaceOf func(name string) map[string]string, namespac
 	return t.selector.Matches(l)
 }
 
-// Terms are all terms of inter-pod affinity and anti-affinity of a pod.
+// Terms are the parsed terms of inter-pod affinity and anti-affinity of one pod: the required and the preferred ones.
 type Terms struct {
 	// Near and Away are required affinity and anti-affinity terms, Preferred are preferred terms of
 	// both.

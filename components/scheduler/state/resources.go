@@ -16,7 +16,7 @@ type Resources struct {
 	Scalar map[corev1.ResourceName]int64
 }
 
-// fromList converts a Kubernetes resource list.
+// fromList converts a Kubernetes resource list to Resources.
 func fromList(list corev1.ResourceList) Resources {
 	var r Resources
 	for name, q := range list {

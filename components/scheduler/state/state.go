@@ -62,7 +62,7 @@ type Pod struct {
 	index int // index in node.Pods
 }
 
-// Port is a host port that a pod uses.
+// Port is a host port that a container of a pod uses, on one or all addresses of the node.
 type Port struct {
 	IP       string // "0.0.0.0" means all addresses
 	Protocol corev1.Protocol
@@ -84,7 +84,7 @@ func (s *State) Nodes() []*Node { return s.nodes }
 // PodCount returns the number of pods on nodes.
 func (s *State) PodCount() int { return len(s.pods) }
 
-// Node returns an existing node by name, or nil.
+// Node returns the node with the name, or nil if the State contains no Node object of that name.
 func (s *State) Node(name string) *Node {
 	n := s.byName[name]
 	if n == nil || n.Object == nil {

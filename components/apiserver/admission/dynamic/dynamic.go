@@ -162,7 +162,8 @@ type webhook interface {
 	initializer.WantsManifestLoaders
 }
 
-// mutatingWebhook creates the plugin MutatingAdmissionWebhook.
+// mutatingWebhook creates the plugin MutatingAdmissionWebhook and starts its informers. name is the plugin's name,
+// under which its configuration is stored.
 func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 	w, err := mutatingwebhook.NewMutatingWebhook(p.cfg.file(name))
 	if err != nil {
@@ -173,7 +174,8 @@ func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 	return w, p.startWebhook(w)
 }
 
-// validatingWebhook creates the plugin ValidatingAdmissionWebhook.
+// validatingWebhook creates the plugin ValidatingAdmissionWebhook and starts its informers. name is the plugin's name,
+// under which its configuration is stored.
 func (p *Plugins) validatingWebhook(name string) (admission.Interface, error) {
 	w, err := validatingwebhook.NewValidatingAdmissionWebhook(p.cfg.file(name))
 	if err != nil {

@@ -55,7 +55,8 @@ func (l *lazy) get(ctx context.Context, a admission.Attributes) (admission.Inter
 
 type mutating struct{ *lazy }
 
-// Admit calls the plugin if an object configures it.
+// Admit calls the mutating plugin, which is created at the first call. It does nothing if no object configures the
+// plugin.
 func (m mutating) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	p, err := m.get(ctx, a)
 	if err != nil || p == nil {
@@ -66,7 +67,8 @@ func (m mutating) Admit(ctx context.Context, a admission.Attributes, o admission
 
 type validating struct{ *lazy }
 
-// Validate calls the plugin if an object configures it.
+// Validate calls the validating plugin, which is created at the first call. It does nothing if no object configures
+// the plugin.
 func (v validating) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	p, err := v.get(ctx, a)
 	if err != nil || p == nil {

@@ -51,7 +51,7 @@ func (e Env) Register(all ...prometheus.Collector) error {
 	return nil
 }
 
-// Defaulted returns e with defaults for unset fields.
+// Defaulted returns e with defaults for unset fields. Without an event recorder, events are discarded.
 func (e Env) Defaulted() Env {
 	if e.Clock == nil {
 		e.Clock = clock.RealClock{}

@@ -83,21 +83,22 @@ func (r *Recorder) current() record.EventRecorderLogger {
 	return to
 }
 
-// Event records an event about obj.
+// Event emits an event about obj. It implements record.EventRecorder.
 func (r *Recorder) Event(obj runtime.Object, eventType, reason, message string) {
 	if to := r.current(); to != nil {
 		to.Event(obj, eventType, reason, message)
 	}
 }
 
-// Eventf records an event about obj.
+// Eventf emits an event about obj, with a formatted message. It implements record.EventRecorder.
 func (r *Recorder) Eventf(obj runtime.Object, eventType, reason, format string, args ...any) {
 	if to := r.current(); to != nil {
 		to.Eventf(obj, eventType, reason, format, args...)
 	}
 }
 
-// AnnotatedEventf records an event with annotations about obj.
+// AnnotatedEventf emits an event with annotations about obj, with a formatted message. It implements
+// record.EventRecorder.
 func (r *Recorder) AnnotatedEventf(obj runtime.Object, annotations map[string]string, eventType, reason, format string, args ...any) {
 	if to := r.current(); to != nil {
 		to.AnnotatedEventf(obj, annotations, eventType, reason, format, args...)

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// The back-off of a key after its first failure, and the maximum.
+// The back-off after the first failed sync of a key, and the maximum back-off.
 const (
 	initialBackoff = 5 * time.Millisecond
 	maxBackoff     = 2 * time.Minute

@@ -23,7 +23,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Reasons of events about pods.
+// Reasons of the events with which PodControl reports the results of creations and deletions of pods.
 const (
 	FailedCreate     = "FailedCreate"
 	SuccessfulCreate = "SuccessfulCreate"
@@ -139,7 +139,7 @@ func IsTerminating(p *corev1.Pod) bool {
 	return !podutil.Terminal(p) && p.DeletionTimestamp != nil
 }
 
-// PodCondition returns a condition of the status, or nil.
+// PodCondition returns the condition of the type kind in the pod status s, or nil if there is none.
 func PodCondition(s *corev1.PodStatus, kind corev1.PodConditionType) *corev1.PodCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {

@@ -71,7 +71,7 @@ func (c *Claimer[T]) Claim(ctx context.Context, objs []T) ([]T, error) {
 	return mine, errors.Join(errs...)
 }
 
-// matches reports whether an object matches Selector and Match.
+// matches reports whether an object matches the Claimer's label selector and its function Match, if that is set.
 func (c *Claimer[T]) matches(obj T) bool {
 	return c.Selector.Matches(labels.Set(obj.GetLabels())) && (c.Match == nil || c.Match(obj))
 }
