@@ -30,7 +30,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// report is the output of `status`.
+// report is the output of `status`, as JSON or text.
 type report struct {
 	Version string `json:"version"`
 	// MainPID is the PID of the main process, RuntimePID that of the container runtime; 0 if not

@@ -56,7 +56,7 @@ type Custom struct {
 	Models func(v3 bool) (*Models, error)
 }
 
-// Models are the OpenAPI schemas of a custom resource.
+// Models are the OpenAPI schemas of the objects and lists of a custom resource, with their names.
 type Models struct {
 	// Name and ListName are the names of the schemas, e.g. "com.example.v1.Foo".
 	Name, ListName string

@@ -27,7 +27,7 @@ type Object interface {
 // Scope specifies whether objects of a resource are in a namespace (Namespaced) or not (Cluster).
 type Scope bool
 
-// The two scopes.
+// The scopes of resources.
 const (
 	Cluster    Scope = false
 	Namespaced Scope = true

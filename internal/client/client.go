@@ -31,7 +31,7 @@ type Source interface {
 	ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bool)
 }
 
-// Config specifies how to connect to the API server.
+// Config specifies how Clients connect to the API server, and from where their informers get objects.
 type Config struct {
 	// REST is the client configuration. New copies it.
 	REST *rest.Config

@@ -70,7 +70,7 @@ type State struct {
 // it with the external CA.
 var ErrExternal = errors.New("the CA key is not on this machine (externally managed certificate)")
 
-// Names of the authorities. Their files are below ControlPlane.PKI.
+// Names of the certificate authorities of a control plane node. Their files are below ControlPlane.PKI.
 const (
 	caName         = "ca"
 	etcdCAName     = "etcd-ca"

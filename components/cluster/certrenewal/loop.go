@@ -12,7 +12,7 @@ const (
 	// MaxCheckInterval is the maximum interval between two checks for due renewals. It is short because a
 	// machine may be suspended, or its clock may be set.
 	MaxCheckInterval = time.Hour
-	// retryInterval is the pause before a failed renewal is retried.
+	// retryInterval is the pause after which RunRenewal calls renew again if it has failed.
 	retryInterval = time.Minute
 )
 

@@ -104,7 +104,7 @@ type Renewer struct {
 	Log    *slog.Logger
 }
 
-// Run renews certificates until ctx is canceled.
+// Run renews the certificates of the control plane node when they are due, until ctx is canceled.
 func (k Renewer) Run(ctx context.Context) error {
 	return RunRenewal(ctx, k.Log, "renewing control plane certificates failed; the existing certificates stay in use until they expire, retrying in a minute", k.Renew)
 }

@@ -54,7 +54,7 @@ func Load(l layout.Node) (Cluster, bool, error) {
 	return id, true, nil
 }
 
-// File returns the path of the saved configuration.
+// File returns the path of the file in which the configuration of the cluster is saved, in the data directory of l.
 func File(l layout.Node) string { return filepath.Join(l.Data, "cluster.json") }
 
 // New completes the requested configuration. Unset fields get their defaults; CIDRs that overlap with
@@ -152,7 +152,7 @@ func (id *Cluster) ChooseRanges(routes []netip.Prefix) error {
 	return nil
 }
 
-// Save writes the configuration to disk and syncs it.
+// Save writes the configuration to the file of File and syncs it to disk.
 func (id Cluster) Save(l layout.Node) error {
 	data, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {

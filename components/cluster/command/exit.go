@@ -16,7 +16,7 @@ func ConfigError(err error) error { return WithCode(err, ExitConfig) }
 // PreflightError returns err with the exit code of a machine that does not meet a requirement.
 func PreflightError(err error) error { return WithCode(err, ExitPreflight) }
 
-// WithCode returns err with an exit code.
+// WithCode returns an error that wraps err, and with which the process exits with the exit code.
 func WithCode(err error, code int) error { return codedError{err, code} }
 
 // ExitCode returns the exit code of err, or ExitGeneral if it has none.

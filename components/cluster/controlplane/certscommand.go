@@ -36,7 +36,7 @@ func NewCerts() *cobra.Command {
 	return cmd
 }
 
-// expirationInfo is kubeadm's structured output of `certs check-expiration`.
+// expirationInfo is the JSON output of `certs check-expiration`, in the format of kubeadm.
 type (
 	expirationInfo struct {
 		metav1.TypeMeta `json:",inline"`
@@ -97,7 +97,7 @@ func checkExpiration(l layout.Node, now time.Time) (*expirationInfo, error) {
 	}, nil
 }
 
-// print prints the tables that kubeadm prints.
+// print writes the certificates and authorities with their expiration to out, as the tables that kubeadm prints.
 func (i *expirationInfo) print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 10, 4, 3, ' ', 0)
 	yes := map[bool]string{true: "yes", false: "no"}

@@ -20,7 +20,7 @@ func (i *ignoredChecks) register(f *pflag.FlagSet) {
 	f.StringSliceVar((*[]string)(i), "ignore-preflight-errors", nil, "A list of checks whose errors will be shown as warnings. Example: 'Port-10250,DiskSpace'. Value 'all' ignores errors from all checks.")
 }
 
-// has reports whether the errors of a check are ignored.
+// has reports whether errors of the check are ignored, because the list contains the check or "all".
 func (i ignoredChecks) has(check string) bool {
 	return slices.ContainsFunc(i, func(name string) bool { return strings.EqualFold(name, check) || strings.EqualFold(name, "all") })
 }

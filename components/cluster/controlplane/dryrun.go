@@ -56,7 +56,8 @@ func (r *dryRunner) dirs(l layout.Node) []string {
 	return []string{l.Etc, filepath.Join(l.Data, "kubeconfig-keys"), filepath.Join(l.Kubelet, "pki"), l.Data}
 }
 
-// realRoot returns the path prefix of the machine's layout; it is empty for the default layout.
+// realRoot returns the directory of the flag --root, below which the machine's files are. It is empty for the default
+// paths.
 func (r *dryRunner) realRoot() string { return strings.TrimSuffix(r.real.Data, layout.Default().Data) }
 
 // copy copies a directory. Of the data directory it copies only the files at the top level, because

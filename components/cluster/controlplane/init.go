@@ -41,7 +41,8 @@ import (
 	"hyperkube/manifests"
 )
 
-// initOptions are the flags of `init`, named like those of kubeadm.
+// initOptions are the flags of `init`, named like those of kubeadm. The fields of flags are those that can also be in
+// a configuration file.
 type initOptions struct {
 	root         string
 	config       string

@@ -97,7 +97,7 @@ type tokenDiscovery struct {
 	UnsafeSkipCAVerification bool     `json:"unsafeSkipCAVerification,omitempty"`
 }
 
-// fileDiscovery configures discovery of the cluster by a kubeconfig.
+// fileDiscovery configures discovery of the cluster by a kubeconfig file, the discovery file.
 type fileDiscovery struct {
 	KubeConfigPath string `json:"kubeConfigPath,omitempty"`
 }

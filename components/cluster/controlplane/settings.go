@@ -88,7 +88,7 @@ func (o *initOptions) baseSettings(l layout.Node) (controlPlaneSettings, error) 
 	return s, nil
 }
 
-// skippablePhases are the phases that --skip-phases accepts.
+// skippablePhases are the phases of init that the flag --skip-phases may name.
 var skippablePhases = []string{"preflight", "mark-control-plane", "addon", "show-join-command"}
 
 // checkSkip refuses phases that cannot be skipped, so that a user does not assume that they were.
@@ -145,7 +145,7 @@ func readInit(path string) (controlPlaneSettings, error) {
 	return s, nil
 }
 
-// defaultClusterName is the default of kubeadm.
+// defaultClusterName is the name of a cluster whose configuration specifies none, as in kubeadm.
 const defaultClusterName = "kubernetes"
 
 func (s *controlPlaneSettings) clusterName() string { return cmp.Or(s.ClusterName, defaultClusterName) }

@@ -28,7 +28,7 @@ import (
 	"hyperkube/internal/credentials/pki"
 )
 
-// tokenOptions are the persistent flags of `token`.
+// tokenOptions are the flags of `token` that all its subcommands have.
 type tokenOptions struct{ root, kubeconfig string }
 
 // NewToken returns the command `token`, which manages the bootstrap tokens with which machines join.
@@ -152,7 +152,7 @@ func (o *tokenOptions) list() *cobra.Command {
 	}
 }
 
-// printTokens prints tokens in the format of kubeadm.
+// printTokens prints bootstrap tokens, which secrets contain, as the table that kubeadm prints.
 func printTokens(out io.Writer, secrets []corev1.Secret, now time.Time) error {
 	w := tabwriter.NewWriter(out, 10, 4, 3, ' ', 0)
 	fmt.Fprintln(w, "TOKEN\tTTL\tEXPIRES\tUSAGES\tDESCRIPTION\tEXTRA GROUPS")

@@ -75,7 +75,7 @@ func NewUpgrade() *cobra.Command {
 	return cmd
 }
 
-// upgrade are the flags of `upgrade`.
+// upgrade contains the flags of `upgrade` and its subcommands, which are its methods.
 type upgrade struct {
 	root    string
 	verbose bool
@@ -137,7 +137,8 @@ func checkSkew(from, to string) error {
 	return nil
 }
 
-// clusterVersion returns a client of the API server and its version.
+// clusterVersion returns a client of the cluster's API server, and the version of the API server. It returns an error
+// on a machine that init or join has not set up.
 func clusterVersion(l layout.Node) (kubernetes.Interface, string, error) {
 	if !clusterconfig.HasJoined(l) {
 		return nil, "", command.PreflightError(errors.New("this machine was not set up by init or join: to upgrade a cluster of `hyperkube up`, run `hyperkube up` of the new version"))
@@ -321,7 +322,8 @@ func checkUpgradeAllowed(l layout.Node) (kubernetes.Interface, error) {
 	return kube, nil
 }
 
-// checkPreflight runs the preflight checks of an upgrade.
+// checkPreflight runs the preflight checks of an upgrade of this machine. It waits until the other control plane nodes
+// are ready, and prints ignored problems to out as warnings.
 func (o *upgrade) checkPreflight(ctx context.Context, out io.Writer, l layout.Node) error {
 	kube, err := checkUpgradeAllowed(l)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Dialer creates a client for the members at the URLs.
+// Dialer creates an etcd client that connects to the members at the URLs.
 type Dialer func(urls []string) (*clientv3.Client, error)
 
 // Cluster is a connection to an etcd cluster for changes of its membership.
@@ -44,10 +44,10 @@ func Dial(urls []string, dial Dialer, log *slog.Logger) (*Cluster, error) {
 	return &Cluster{client: client, log: log}, nil
 }
 
-// Close closes the connections.
+// Close closes the connections to the members.
 func (c *Cluster) Close() { _ = c.client.Close() }
 
-// retryInterval is the pause between two attempts.
+// retryInterval is the pause before a request that has failed with a transient error is sent again.
 const retryInterval = 50 * time.Millisecond
 
 // AddLearner adds a member with peerURL as a learner, and returns the value of --initial-cluster

@@ -21,7 +21,8 @@ import (
 // the certificate key, which an administrator passes to join.
 const CertsSecret = "kubeadm-certs"
 
-// certsTTL is the lifetime of the Secret.
+// certsTTL is how long the Secret with the shared certificates exists, because the bootstrap token that owns it then
+// expires.
 const certsTTL = 2 * time.Hour
 
 // CertificateKey is the AES-256 key that encrypts the values of CertsSecret.
@@ -65,7 +66,7 @@ func SharedFiles() []string {
 	}
 }
 
-// secretKey returns the key of a file in the Secret.
+// secretKey returns the key in the Secret for a file of SharedFiles.
 func secretKey(file string) string { return strings.ReplaceAll(file, "/", "-") }
 
 // SealCerts encrypts the files, named as in SharedFiles, into a Secret. The Secret is deleted

@@ -27,7 +27,7 @@ const (
 	Authentication = "authentication"
 )
 
-// DefaultTTL is the default lifetime of a token.
+// DefaultTTL is the default lifetime of a bootstrap token.
 const DefaultTTL = 24 * time.Hour
 
 const (
@@ -38,7 +38,7 @@ const (
 	keyLength    = 16
 )
 
-// Token is a bootstrap token.
+// Token is a bootstrap token, which consists of a public ID and a secret key.
 type Token struct{ ID, Key string }
 
 var tokenPattern = regexp.MustCompile(`^([a-z0-9]{6})\.([a-z0-9]{16})$`)
@@ -52,7 +52,7 @@ func ParseToken(text string) (Token, error) {
 	return Token{ID: m[1], Key: m[2]}, nil
 }
 
-// NewToken generates a random token.
+// NewToken returns a random bootstrap token, which is not stored in the cluster.
 func NewToken() Token { return Token{ID: random(idLength), Key: random(keyLength)} }
 
 // random returns n random characters of the alphabet, uniformly distributed.
@@ -77,7 +77,7 @@ func (t Token) String() string { return t.ID + "." + t.Key }
 // SecretName returns the name of the Secret for a token ID.
 func SecretName(id string) string { return secretPrefix + id }
 
-// Record is a bootstrap token as it is stored in the cluster.
+// Record is a bootstrap token with its expiration, usages and groups, as it is stored in a Secret of the cluster.
 type Record struct {
 	Token
 	// Expires is the expiration time. The token never expires if it is zero.

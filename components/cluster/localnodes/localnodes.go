@@ -51,7 +51,7 @@ type Network struct {
 	Journal *hostjournal.Journal
 }
 
-// Bridge returns the name of the bridge between the nodes.
+// Bridge returns the name of the bridge that connects the nodes on this machine.
 func Bridge(l layout.Node) string { return l.LinkPrefix + "-nodes" }
 
 // veth returns the name of the host side of the i-th additional node's veth pair.
@@ -185,7 +185,7 @@ func (m *Network) enableForwarding(is6 bool) error {
 	return nil
 }
 
-// address returns the n-th address of subnet for a link.
+// address returns the n-th address of subnet in the form in which netlink adds it to a link.
 func address(subnet netip.Prefix, n int) *netlink.Addr {
 	a := nthAddress(subnet, n)
 	out := &netlink.Addr{IPNet: netlinkutil.IPNet(netip.PrefixFrom(a, subnet.Bits()))}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isNamespace reports whether a namespace is mounted at path.
+// isNamespace reports whether a namespace is bind-mounted at path.
 func isNamespace(path string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
@@ -88,7 +88,7 @@ func InEmptyNamespace(f func() error) error {
 	})
 }
 
-// onOwnThread runs f on a new thread that exits afterwards.
+// onOwnThread runs f on a new thread that exits afterwards, because f changes the namespaces of the thread.
 func onOwnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -85,7 +85,7 @@ func lockLifecycle(ctx context.Context, f *os.File, exclusive bool) error {
 	}
 }
 
-// Release releases the lock.
+// Release releases the lock. The lock file is kept.
 func (t *LifecycleLock) Release() { t.file.Close() }
 
 // Remove releases the lock and deletes its file. The lock must be exclusive.

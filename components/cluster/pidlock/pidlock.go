@@ -20,7 +20,7 @@ import (
 // Lock is an flock on the PID file of a process. The kernel releases it when the process exits.
 type Lock struct{ file *os.File }
 
-// ErrHeld is returned if another process holds the lock.
+// ErrHeld is returned by functions that acquire a lock if another process holds the lock.
 var ErrHeld = errors.New("held by another process")
 
 // Acquire takes the lock and writes the PID to the file. It returns ErrHeld if another process holds

@@ -21,7 +21,7 @@ func Terminate(ctx context.Context, pid int, holder func() (int, error)) error {
 	return e.Wait(ctx)
 }
 
-// Termination is a process that has received SIGTERM.
+// Termination is a process that has received SIGTERM and may not have exited yet. Wait waits for its exit.
 type Termination struct{ pid, fd int }
 
 // TerminateHolder sends SIGTERM to the process that holds the lock at path and waits until it has released

@@ -283,7 +283,7 @@ type diskSpaceError struct {
 	free, required uint64
 }
 
-// Error implements error.
+// Error returns a message with the path, and the free and the required space.
 func (e *diskSpaceError) Error() string {
 	return fmt.Sprintf("%s has only %d MiB of free disk space, at least %d MiB are required", e.path, e.free>>20, e.required>>20)
 }

@@ -42,12 +42,12 @@ type Steps struct {
 // New returns Steps that pass each step to send. The start time is now.
 func New(send func(Step)) *Steps { return &Steps{send: send, start: time.Now()} }
 
-// Done reports a completed step that began at the given time.
+// Done reports a completed step, whose formatted text is its description. began is the time at which the step started.
 func (s *Steps) Done(began time.Time, format string, args ...any) {
 	s.Send(Step{Text: fmt.Sprintf(format, args...), Took: time.Since(began)})
 }
 
-// Fail reports a failed start, with the exit code of err.
+// Fail reports that the start has failed with err, as the last step.
 func (s *Steps) Fail(err error) {
 	s.Send(Step{Error: err.Error(), Code: command.ExitCode(err)})
 }
@@ -60,7 +60,7 @@ func (s *Steps) Send(st Step) {
 	s.send(st)
 }
 
-// Print returns a function that writes steps as text to w.
+// Print returns a function for New that writes each step as a line of text to w.
 func Print(w io.Writer) func(Step) {
 	return func(s Step) {
 		switch {

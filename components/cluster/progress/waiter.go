@@ -20,7 +20,7 @@ type Waiter struct {
 	Hint string
 }
 
-// ErrTimeout is the context cause of a timeout.
+// ErrTimeout is the cause of the context of Waiter.Wait when the timeout of the Waiter has passed.
 var ErrTimeout = errors.New("timed out")
 
 // Wait runs f, which waits for what. describe returns the current problem, or "" if there is none.
@@ -69,7 +69,7 @@ const (
 	DefaultTimeout = 4 * time.Minute
 )
 
-// UntilReady returns a function that waits until r is ready.
+// UntilReady returns a function for Waiter.Wait that waits until r is ready or its context is done.
 func UntilReady(r lifecycle.Readier) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {

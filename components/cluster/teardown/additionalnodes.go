@@ -40,7 +40,8 @@ func downAdditionalNodes(ctx context.Context, out io.Writer, l layout.Node) erro
 	return EachAdditionalNode(l, func(i int) error { return DownAdditionalNode(ctx, out, l, i) })
 }
 
-// EachAdditionalNode calls f for all additional nodes concurrently.
+// EachAdditionalNode calls f concurrently with the number of each additional node that has files on this machine. It
+// returns all errors.
 func EachAdditionalNode(l layout.Node, f func(i int) error) error {
 	numbers, err := AdditionalNodeNumbers(l)
 	if err != nil {

@@ -36,7 +36,7 @@ var journals = []string{"node", "runtime", "cni"}
 // units are the systemd units that may run a cluster or a node on this machine.
 var units = []service.Unit{service.Cluster, service.Node}
 
-// StopTimeout limits how long the main process may take to stop.
+// StopTimeout limits how long the main process may take to stop. Then it is killed.
 const StopTimeout = 30 * time.Second
 
 // NewStop returns the command `stop`, which stops the main process of the cluster. Pods keep running.
@@ -107,7 +107,8 @@ func terminateMain(ctx context.Context, out io.Writer, l layout.Node) (*stopping
 	return (*stoppingProcess)(e), nil
 }
 
-// wait blocks until the process has exited.
+// wait blocks until the process has exited. After StopTimeout it kills the process. It returns immediately if s is
+// nil.
 func (s *stoppingProcess) wait(ctx context.Context) error {
 	if s == nil {
 		return nil
@@ -269,7 +270,7 @@ func cleanup(ctx context.Context, out io.Writer, l layout.Node, leave func()) er
 	return nil
 }
 
-// dataDirs returns the directories of a cluster's data.
+// dataDirs returns the directories with the data of a cluster and its pods, which reset deletes.
 func dataDirs(l layout.Node) []string {
 	return []string{l.Data, l.Kubelet, l.PodLogs, l.ContainerLogs, l.AuditLogs()}
 }

@@ -80,7 +80,7 @@ var (
 	failures      = []admissionv1.FailurePolicyType{admissionv1.Fail, admissionv1.Ignore}
 	matches       = []admissionv1.MatchPolicyType{admissionv1.Equivalent, admissionv1.Exact}
 	reinvocations = []admissionv1.ReinvocationPolicyType{admissionv1.IfNeededReinvocationPolicy, admissionv1.NeverReinvocationPolicy}
-	// reviewVersions are the supported versions of AdmissionReview.
+	// reviewVersions are the versions of AdmissionReview that a webhook may list in admissionReviewVersions.
 	reviewVersions = []string{"v1", "v1beta1"}
 )
 

@@ -60,7 +60,8 @@ func serviceTopology(e *validate.Errors, s *corev1.Service) {
 	}
 }
 
-// serviceType validates the fields that depend on the type.
+// serviceType validates the fields of a Service that its type requires or does not allow, and adds the errors to e.
+// path is the field path of spec.
 func serviceType(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
 	switch spec.Type {
 	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
@@ -112,7 +113,8 @@ func servicePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path
 	}
 }
 
-// serviceNodePorts checks that node ports are allowed and unique.
+// serviceNodePorts checks that the Service's type allows its node ports, and that no two ports have the same node port
+// and protocol. path is the field path of the ports.
 func serviceNodePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
 	if spec.Type == corev1.ServiceTypeClusterIP {
 		for i := range spec.Ports {

@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// Size limits of an EndpointSlice.
+// Size limits of an EndpointSlice, in numbers of elements.
 const (
 	maxEndpoints      = 1000
 	maxAddresses      = 100

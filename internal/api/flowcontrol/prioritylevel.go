@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// Defaults and limits of priority levels.
+// Defaults and limits of PriorityLevelConfigurations: concurrency shares and the parameters of queues.
 const (
 	defaultShares      = int32(30)
 	defaultHandSize    = int32(8)

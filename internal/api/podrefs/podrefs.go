@@ -8,10 +8,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Kind is the kind of an object that a pod refers to.
+// Kind is the kind of an object that a pod refers to: one of the constants below.
 type Kind string
 
-// The kinds that Of yields.
+// The kinds of the objects that Of iterates over.
 const (
 	Secret    Kind = "Secret"
 	ConfigMap Kind = "ConfigMap"

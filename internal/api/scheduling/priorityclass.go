@@ -14,11 +14,11 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Values and names of the built-in priority classes.
+// Values and names of the built-in PriorityClasses system-cluster-critical and system-node-critical.
 const (
-	// HighestUserPriority is the maximum value of user-defined classes.
+	// HighestUserPriority is the maximum value of PriorityClasses that users define.
 	HighestUserPriority = int32(1000000000)
-	// SystemPrefix is the reserved name prefix of built-in classes.
+	// SystemPrefix is the name prefix of the built-in PriorityClasses. Users cannot create classes with this prefix.
 	SystemPrefix = "system-"
 	// SystemClusterCriticalValue is the value of system-cluster-critical.
 	SystemClusterCriticalValue = 2 * HighestUserPriority

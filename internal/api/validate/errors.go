@@ -18,7 +18,7 @@ type Errors struct {
 	List field.ErrorList
 }
 
-// Add appends the errors of another check.
+// Add appends the errors more, which another check has returned.
 func (e *Errors) Add(more field.ErrorList) { e.List = append(e.List, more...) }
 
 // Required adds an error for a missing value. detail may be empty.

@@ -11,14 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// LabelSelector validates a selector, which may be nil.
+// LabelSelector adds an error for each invalid requirement of the label selector s, which may be nil. at is its field
+// path.
 func (e *Errors) LabelSelector(at *field.Path, s *metav1.LabelSelector) {
 	if s != nil {
 		e.Add(metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, at))
 	}
 }
 
-// LabelName validates a label key.
+// LabelName adds errors if key, the value of the field at the path at, is not a valid label key.
 func (e *Errors) LabelName(at *field.Path, key string) {
 	e.Add(metavalidation.ValidateLabelName(key, at))
 }

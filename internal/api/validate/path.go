@@ -37,7 +37,7 @@ func (e *Errors) NonReservedPath(at *field.Path, target string) {
 	}
 }
 
-// FileMode validates file permissions, which may be nil.
+// FileMode adds an error unless mode is a valid set of file permissions, 0 to 0777. A nil mode is valid.
 func (e *Errors) FileMode(at *field.Path, mode *int32) {
 	if mode != nil && (*mode < 0 || *mode > 0o777) {
 		e.Invalid(at, *mode, "must be a number between 0 and 0777 (octal), both inclusive")

@@ -19,7 +19,7 @@ import (
 // PodLink is the name of the network interface inside a pod.
 const PodLink = "eth0"
 
-// Pod is a pod to connect to the network.
+// Pod describes a pod to connect to the pod network: its ID, network namespace, host ports and bandwidth limits.
 type Pod struct {
 	// ID is the ID of its sandbox. It has at least 11 characters.
 	ID string
@@ -106,7 +106,7 @@ func (n *Network) Reconcile(alive func(id string) bool) error {
 
 func (n *Network) vethPrefix() string { return n.cfg.LinkPrefix + "v" }
 
-// veth returns the name of the host end of a pod's veth pair.
+// veth returns the name of the host end of the veth pair that connects the pod with the sandbox ID id to the bridge.
 func (n *Network) veth(id string) string {
 	prefix := n.vethPrefix()
 	return prefix + id[:min(len(id), unix.IFNAMSIZ-1-len(prefix))]

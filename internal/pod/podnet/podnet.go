@@ -27,7 +27,7 @@ import (
 	"hyperkube/internal/host/packetfilter"
 )
 
-// Config configures the pod network.
+// Config configures the pod network of a node: its bridge, pod CIDRs and MTU, and where addresses are stored.
 type Config struct {
 	// Bridge is the name of the pod bridge, such as "hk-br0".
 	Bridge string

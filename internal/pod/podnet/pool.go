@@ -97,7 +97,7 @@ func lastOf(cidr netip.Prefix) netip.Addr {
 	return addr
 }
 
-// addresses returns the addresses of a pod, in no particular order.
+// addresses returns the addresses that are allocated to the pod with the sandbox ID id, in no particular order.
 func (p *pool) addresses(id string) []netip.Addr {
 	p.mu.Lock()
 	defer p.mu.Unlock()

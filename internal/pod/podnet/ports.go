@@ -13,7 +13,7 @@ import (
 	"hyperkube/internal/host/packetfilter"
 )
 
-// PortMapping maps a host port to a port of a pod.
+// PortMapping maps a port of the host to a port of a pod, for one protocol.
 type PortMapping struct {
 	// Protocol is "tcp", "udp" or "sctp".
 	Protocol string

@@ -138,7 +138,7 @@ func (n *Network) rules(cidr netip.Prefix) packetfilter.Ruleset {
 
 func familyOf(addr netip.Addr) packetfilter.Family { return packetfilter.FamilyOf(addr.Is6()) }
 
-// setupSysctls sets the sysctls that the pod network needs.
+// setupSysctls enables IP forwarding and sets the other sysctls that the pod network needs.
 func (n *Network) setupSysctls() error {
 	want := map[string]string{}
 	for _, cidr := range n.cidrs {

@@ -18,7 +18,7 @@ import (
 // Verb is what a Request of a test client does with an object of the tested store, such as creating or deleting it.
 type Verb string
 
-// The verbs. List returns all keys.
+// The verbs of requests. List returns the objects of all keys.
 const (
 	Get    Verb = "get"
 	List   Verb = "list"
@@ -42,7 +42,7 @@ type Request struct {
 	Revision int64
 }
 
-// Result is the outcome of a request.
+// Result is the outcome of a request, as far as the client knows it from the response.
 type Result string
 
 // The results. All but OK and Unknown mean that a request changed nothing.
@@ -56,13 +56,13 @@ const (
 	Unknown Result = "unknown"
 )
 
-// Object is a version of an object: its value and the revision at which it was written.
+// Object is a version of an object in the tested store: its value and the revision at which it was written.
 type Object struct {
 	Value    string
 	Revision int64
 }
 
-// Response is the response to a request.
+// Response is the response of the tested store to a request.
 type Response struct {
 	Result Result
 	// Object is the object that a get returned, or a create, update or patch wrote.

@@ -17,7 +17,7 @@ import (
 // milliseconds, because hardly any operation could be at more than one position of the log.
 const checkTimeout = 2 * time.Minute
 
-// maxKeys is the maximum number of keys of a History.
+// maxKeys is the maximum number of different keys in the requests of a History.
 const maxKeys = 8
 
 // state is the state of the store in the model for porcupine, the library that searches for an order of the operations

@@ -8,7 +8,7 @@ import (
 // EventType is the type of a WatchEvent, as in Kubernetes.
 type EventType string
 
-// The event types.
+// The types of events that a watch sends.
 const (
 	Added    EventType = "ADDED"
 	Modified EventType = "MODIFIED"

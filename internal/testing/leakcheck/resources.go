@@ -45,7 +45,7 @@ func socketName(fd, target string) string {
 	return fmt.Sprintf("(local address %s, remote address %s)", address(local), address(remote))
 }
 
-// address formats the address of a socket.
+// address formats the address of a socket for the description of a leak.
 func address(a unix.Sockaddr) string {
 	switch a := a.(type) {
 	case nil:

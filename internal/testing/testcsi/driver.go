@@ -34,7 +34,7 @@ type Call struct {
 	Request any
 }
 
-// Driver is a CSI driver. Its fields must be set before Serve.
+// Driver is a CSI driver for tests, which serves directories as volumes. Its fields must be set before Serve.
 type Driver struct {
 	Name, NodeID string
 	// Dir contains the content of the volumes.
@@ -108,7 +108,7 @@ func (d *Driver) Calls(volume string) []Call {
 	return slices.DeleteFunc(slices.Clone(d.calls), func(c Call) bool { return volume != "" && c.Volume != volume })
 }
 
-// ClearCalls removes all recorded calls.
+// ClearCalls removes all recorded calls, so that Calls returns only later ones.
 func (d *Driver) ClearCalls() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,7 +148,7 @@ func (d *Driver) NodeGetInfo(context.Context, *csipb.NodeGetInfoRequest) (*csipb
 	return out, nil
 }
 
-// NodeGetCapabilities returns the capabilities in the field of d.
+// NodeGetCapabilities returns d.Capabilities, the capabilities of the node service that the test has configured.
 func (d *Driver) NodeGetCapabilities(context.Context, *csipb.NodeGetCapabilitiesRequest) (*csipb.NodeGetCapabilitiesResponse, error) {
 	out := &csipb.NodeGetCapabilitiesResponse{}
 	for _, c := range d.Capabilities {
@@ -251,7 +251,7 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, r *csipb.NodeUnpublishVo
 	return &csipb.NodeUnpublishVolumeResponse{}, err
 }
 
-// NodeExpandVolume reports the requested capacity as the new one.
+// NodeExpandVolume reports the requested capacity as the new one, without changing the volume.
 func (d *Driver) NodeExpandVolume(_ context.Context, r *csipb.NodeExpandVolumeRequest) (*csipb.NodeExpandVolumeResponse, error) {
 	return &csipb.NodeExpandVolumeResponse{CapacityBytes: r.GetCapacityRange().GetRequiredBytes()}, nil
 }

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capacity is the size of an empty disk.
+// capacity is the number of blocks and inodes of an empty Disk.
 var capacity = Space{Blocks: 16 << 10, Inodes: 16 << 10}
 
-// Space is an amount of space on a disk.
+// Space is an amount of space on a Disk, in blocks and inodes.
 type Space struct {
 	// Blocks are blocks of 4 KiB. A file needs at least one, unless it is empty.
 	Blocks int
@@ -97,7 +97,7 @@ func (d *Disk) Leave(free Space) {
 	}
 }
 
-// Fill leaves no space free.
+// Fill leaves no free space on the disk: further writes fail with ENOSPC until Free is called.
 func (d *Disk) Fill() {
 	d.Helper()
 	d.Leave(Space{})

@@ -17,7 +17,7 @@ import (
 // startTimeout is the maximum time until a member is ready.
 const startTimeout = time.Minute
 
-// Member is a running etcd member with a client in the same process.
+// Member is a running etcd member for tests, with a client in the same process.
 type Member struct {
 	// Client is closed by Stop.
 	Client *clientv3.Client
@@ -27,7 +27,7 @@ type Member struct {
 	etcd *embed.Etcd
 }
 
-// Config configures a Member.
+// Config configures a Member: its data directory, and whether it writes durably.
 type Config struct {
 	// Dir is the data directory. It may contain the data of an earlier member.
 	Dir string

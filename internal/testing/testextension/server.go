@@ -34,7 +34,7 @@ const (
 	Resource = "flunders"
 )
 
-// Config configures a Server.
+// Config configures a Server, the extension API server for tests.
 type Config struct {
 	// Kube is a client with the roles system:auth-delegator and
 	// extension-apiserver-authentication-reader.
@@ -47,7 +47,7 @@ type Config struct {
 	Listener net.Listener
 }
 
-// Server is a running extension server.
+// Server is a running extension API server for tests.
 type Server struct {
 	cfg  Config
 	ca   []byte
@@ -239,7 +239,8 @@ func (s *Server) authorize(req *http.Request, u authenticationv1.UserInfo) bool 
 	return err == nil && review.Status.Allowed
 }
 
-// resource handles namespaces/NAMESPACE/flunders[/NAME].
+// resource handles requests for objects of the test resource, namespaces/NAMESPACE/flunders[/NAME]. parts are the
+// elements of the path.
 func (s *Server) resource(w http.ResponseWriter, req *http.Request, parts []string) {
 	if len(parts) < 3 || parts[0] != "namespaces" || parts[2] != Resource {
 		fail(w, http.StatusNotFound, "the server could not find the requested resource")
@@ -324,7 +325,8 @@ func (s *Server) watch(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// echo hijacks the connection and echoes one line.
+// echo upgrades the connection to a protocol in which the server sends the client's first line back and closes the
+// connection.
 func echo(w http.ResponseWriter) {
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {

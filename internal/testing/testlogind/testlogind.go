@@ -68,7 +68,7 @@ func (b *Bus) handle(call testbus.Call) (testbus.Reply, error) {
 	return testbus.Reply{}, testbus.NoMethod(call)
 }
 
-// lock returns one end of a pipe. Closing it releases the lock.
+// lock takes an inhibitor lock for a client: it returns one end of a pipe, whose closing releases the lock.
 func (b *Bus) lock() (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {

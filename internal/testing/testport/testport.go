@@ -21,7 +21,7 @@ const (
 	// minPort and maxPort are the bounds of the port range. It is above well-known ports and below
 	// node ports (30000) and the kernel's ephemeral range (32768).
 	minPort, maxPort = 20000, 29999
-	// maxAttempts is the maximum number of ports that are checked.
+	// maxAttempts is the maximum number of ports that Claim checks before it returns an error.
 	maxAttempts = 1000
 )
 

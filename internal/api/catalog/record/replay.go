@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// defaultNamespace is the namespace of objects without one.
+// defaultNamespace is the namespace in which the replayer stores the objects of a table that specify none.
 const defaultNamespace = "default"
 
 // maxConflicts is the maximum number of attempts of an update. An attempt fails with a conflict if
@@ -38,10 +38,10 @@ const testUID = "00000000-0000-4000-8000-000000000000"
 // the reason.
 type notReplayable string
 
-// Error returns the reason.
+// Error returns the reason why the case cannot be replayed.
 func (e notReplayable) Error() string { return string(e) }
 
-// replayer sends requests to an API server.
+// replayer sends the requests of test data tables to an API server, and stores the objects that they require.
 type replayer struct {
 	http      *http.Client
 	host      string
@@ -252,7 +252,8 @@ func nameOf(object json.RawMessage) (metav1.ObjectMeta, error) {
 	return metav1.ObjectMeta{Namespace: m.Metadata.Namespace, Name: m.Metadata.Name, ResourceVersion: m.Metadata.ResourceVersion}, err
 }
 
-// key returns the key of an object relative to etcdPrefix.
+// key returns the etcd key of an object relative to etcdPrefix: its name, for namespaced resources after the
+// namespace.
 func (t *target) key(namespace, name string) string {
 	if !t.resource.Namespaced {
 		return name

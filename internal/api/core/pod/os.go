@@ -115,7 +115,7 @@ func checkHostProcess(e *validate.Errors, spec *corev1.PodSpec, path *field.Path
 	}
 }
 
-// Formats of Windows users and domains.
+// Formats of Windows user and domain names in spec.securityContext.windowsOptions.runAsUserName.
 var (
 	controlChars    = regexp.MustCompile(`[[:cntrl:]]+`)
 	netBIOSDomain   = regexp.MustCompile(`^[^\\/:\*\?"<>|\.][^\\/:\*\?"<>|]{0,14}$`)

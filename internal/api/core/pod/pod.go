@@ -112,7 +112,7 @@ func Kind() api.Kind[*corev1.Pod] {
 	}
 }
 
-// Field numbers in the protobuf encoding of a pod.
+// Field numbers in the protobuf encoding of a pod: of spec, spec.nodeName, status and status.phase.
 const (
 	fieldSpec     = 2
 	fieldNodeName = 10
@@ -179,7 +179,7 @@ func mergeLabelKeys(p *corev1.Pod) {
 	}
 }
 
-// bumpGeneration increments the generation if the spec has changed.
+// bumpGeneration increments the generation of the pod p if its spec differs from that of old, the stored pod.
 func bumpGeneration(p, old *corev1.Pod) {
 	p.Generation = old.Generation
 	if !apiequality.Semantic.DeepEqual(p.Spec, old.Spec) {

@@ -14,7 +14,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkResources validates the resources of a container.
+// checkResources validates the resource requests, limits and claims of a container and adds the errors to c. at is the
+// field path of r.
 func (c *checker) checkResources(r *corev1.ResourceRequirements, at *field.Path) {
 	checkRequirements(&c.Errors, r, validate.ContainerResourceName, at)
 	c.checkClaimRefs(r.Claims, at.Child("claims"))

@@ -23,7 +23,8 @@ func checkSharedProcesses(e *validate.Errors, spec *corev1.PodSpec, path *field.
 	}
 }
 
-// checkPodSecurityContext validates the security context of the pod.
+// checkPodSecurityContext validates the security context in the pod spec and adds the errors to e. at is its field
+// path.
 func checkPodSecurityContext(e *validate.Errors, spec *corev1.PodSpec, at *field.Path) {
 	sc := spec.SecurityContext
 	if sc == nil {

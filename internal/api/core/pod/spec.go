@@ -16,7 +16,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkSpec validates the spec of a pod or pod template.
+// checkSpec validates the spec of a pod or pod template, the spec of c, and adds the errors to c. path is its field
+// path.
 func (c *checker) checkSpec(path *field.Path) {
 	spec := c.spec
 	if spec.TerminationGracePeriodSeconds == nil {
@@ -157,7 +158,7 @@ func checkSchedulingGates(e *validate.Errors, spec *corev1.PodSpec, path *field.
 	}
 }
 
-// Limits of the libc resolver.
+// Limits of the libc resolver for a pod's DNS configuration: name servers, search domains, and their total length.
 const (
 	maxNameservers = 3
 	maxSearches    = 32

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// DefaultTemplate sets the defaults of a pod template.
+// DefaultTemplate sets the defaults of the pod spec in a pod template, without those that only apply to pods.
 func DefaultTemplate(t *corev1.PodTemplateSpec) { defaultSpec(&t.Spec) }
 
 // ValidateTemplate validates the pod template at path.

@@ -123,7 +123,7 @@ func dataSource(e *validate.Errors, group *string, kind, name string, at *field.
 	e.Subdomain(at.Child("apiGroup"), *group)
 }
 
-// DefaultClaimSpec sets the defaults of the spec of a claim.
+// DefaultClaimSpec sets the volume mode of a claim to Filesystem if it is not set, and rounds the requested sizes up.
 func DefaultClaimSpec(spec *corev1.PersistentVolumeClaimSpec) {
 	api.SetDefault(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	validate.RoundUp(spec.Resources.Limits)
@@ -175,7 +175,7 @@ func copied(s *string) *string {
 	return &v
 }
 
-// ClaimSpecWarnings returns the warnings for a valid claim.
+// ClaimSpecWarnings returns the warnings that a client gets for the valid spec of a claim, whose field path is at.
 func ClaimSpecWarnings(spec *corev1.PersistentVolumeClaimSpec, at *field.Path) []string {
 	var out []string
 	for _, list := range []struct {

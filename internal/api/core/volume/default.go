@@ -34,7 +34,8 @@ func DefaultScaleIO(mode, fsType *string) {
 	api.SetIfZero(fsType, "xfs")
 }
 
-// DefaultPersistentSpec sets the defaults of a PersistentVolume.
+// DefaultPersistentSpec sets the defaults of a PersistentVolume: the reclaim policy Retain, the volume mode
+// Filesystem, and those of DefaultInlineSpec.
 func DefaultPersistentSpec(spec *corev1.PersistentVolumeSpec) {
 	api.SetIfZero(&spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
 	api.SetDefault(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
