@@ -11,8 +11,8 @@ import (
 	"k8s.io/pod-security-admission/metrics"
 )
 
-// securityMetrics counts Pod Security evaluations, exemptions and errors. The metrics are those of
-// the library, whose own metrics are global to the process. It implements metrics.Recorder.
+// securityMetrics counts Pod Security evaluations, exemptions and errors. The metrics are those of the Pod Security
+// library, whose own metrics are global to the process. It implements metrics.Recorder.
 type securityMetrics struct {
 	current                         psaapi.Version
 	evaluations, exemptions, errors *prometheus.CounterVec

@@ -256,9 +256,9 @@ func (i *issuers) AuthenticateToken(ctx context.Context, token string) (*authent
 	return nil, false, utilerrors.NewAggregate(errs)
 }
 
-// healthTimeout is the time that the issuers of a new configuration have to become healthy before the
-// configuration is rejected and tried again. healthPollInterval is the interval at which their health
-// is checked; the library has no notification for it.
+// healthTimeout is the time that the issuers of a new configuration have to become healthy before the configuration is
+// rejected and tried again. healthPollInterval is the interval at which their health is checked; the OIDC library has
+// no notification for it.
 const (
 	healthTimeout      = time.Minute
 	healthPollInterval = 250 * time.Millisecond

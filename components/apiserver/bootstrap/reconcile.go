@@ -78,12 +78,12 @@ type oneRole struct{ reconciliation.RuleOwner }
 // Get returns the existing role, whatever name is requested.
 func (r oneRole) Get(_, _ string) (reconciliation.RuleOwner, error) { return r.RuleOwner, nil }
 
-// Create returns an error. The library does not call it in a dry run.
+// Create returns an error. The reconciliation library does not call it in a dry run.
 func (oneRole) Create(reconciliation.RuleOwner) (reconciliation.RuleOwner, error) {
 	return nil, errReadOnly()
 }
 
-// Update returns an error. The library does not call it in a dry run.
+// Update returns an error. The reconciliation library does not call it in a dry run.
 func (oneRole) Update(reconciliation.RuleOwner) (reconciliation.RuleOwner, error) {
 	return nil, errReadOnly()
 }
@@ -95,17 +95,17 @@ type oneBinding struct{ reconciliation.RoleBinding }
 // Get returns the existing binding, whatever name is requested.
 func (b oneBinding) Get(_, _ string) (reconciliation.RoleBinding, error) { return b.RoleBinding, nil }
 
-// Create returns an error. The library does not call it in a dry run.
+// Create returns an error. The reconciliation library does not call it in a dry run.
 func (oneBinding) Create(reconciliation.RoleBinding) (reconciliation.RoleBinding, error) {
 	return nil, errReadOnly()
 }
 
-// Update returns an error. The library does not call it in a dry run.
+// Update returns an error. The reconciliation library does not call it in a dry run.
 func (oneBinding) Update(reconciliation.RoleBinding) (reconciliation.RoleBinding, error) {
 	return nil, errReadOnly()
 }
 
-// Delete returns an error. The library does not call it in a dry run.
+// Delete returns an error. The reconciliation library does not call it in a dry run.
 func (oneBinding) Delete(_, _ string, _ types.UID) error { return errReadOnly() }
 
 // errReadOnly returns the error of writes with oneRole and oneBinding.

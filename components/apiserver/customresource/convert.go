@@ -21,8 +21,8 @@ func convertNone(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstr
 	return obj, nil
 }
 
-// webhooks creates converters that call conversion webhooks. The library's factory, which caches
-// the HTTP clients of all webhooks, is created at first use.
+// webhooks creates converters that call conversion webhooks. The apiextensions library's factory, which caches the
+// HTTP clients of all webhooks, is created at first use.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definition-versioning/#webhook-conversion
 type webhooks struct {

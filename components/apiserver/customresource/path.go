@@ -42,7 +42,7 @@ func parsePath(text string) (*path, error) {
 	return p, nil
 }
 
-// parse parses the path with the library. Missing fields are then not an error during evaluation.
+// parse parses the path with the JSONPath library. Missing fields are then not an error during evaluation.
 func (p *path) parse() (*jsonpath.JSONPath, error) {
 	j := jsonpath.New(p.text)
 	j.AllowMissingKeys(true)

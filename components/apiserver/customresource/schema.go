@@ -29,8 +29,8 @@ type checks struct {
 	rules *cel.Validator
 }
 
-// properties returns a copy of the schema in the library's internal form. It returns nil if the
-// version has no schema.
+// properties returns a copy of the schema in the apiextensions library's internal form. It returns nil if the version
+// has no schema.
 func (v *kindVersion) properties() (*internal.JSONSchemaProps, error) {
 	if v.Schema == nil || v.Schema.OpenAPIV3Schema == nil {
 		return nil, nil

@@ -15,7 +15,7 @@ import (
 	listersv1 "k8s.io/client-go/listers/flowcontrol/v1"
 )
 
-// validInformers wraps informers to hide priority levels on which the library would panic. API validation
+// validInformers wraps informers to hide priority levels on which the flow control library would panic. API validation
 // rejects such objects, but they may have been written directly to etcd.
 type validInformers struct {
 	informers.SharedInformerFactory

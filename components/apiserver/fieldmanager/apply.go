@@ -19,8 +19,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// lastApplied is the annotation of kubectl's client-side apply. The library maintains it for
-// objects whose clients switch to server-side apply, so the fast path is not used for these.
+// lastApplied is the annotation of kubectl's client-side apply. The managedfields library maintains it for objects
+// whose clients switch to server-side apply, so the fast path is not used for these.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
 // By describes who writes an object: the field manager's name, and the resource and subresource
@@ -36,9 +36,9 @@ type By struct {
 	Manager string
 }
 
-// entryIndex returns the index of the managed fields entry of this writer for operation. It returns
-// -1 if there is none, or if the library must handle the write because some entry is of another
-// version or format, or is a duplicate: the library converts and merges such entries.
+// entryIndex returns the index of the managed fields entry of this writer for operation. It returns -1 if there is
+// none, or if the managedfields library must handle the write because some entry is of another version or format, or
+// is a duplicate: the library converts and merges such entries.
 func (b *By) entryIndex(entries []metav1.ManagedFieldsEntry, operation metav1.ManagedFieldsOperationType) int {
 	version := b.Resource.GroupVersion().String()
 	mine := -1
@@ -71,11 +71,10 @@ func (m *Managers) schema(b *By) (managedfields.TypeConverter, fieldpath.Filter,
 	return types, reset[fieldpath.APIVersion(b.Resource.GroupVersion().String())], nil
 }
 
-// Applied returns the result of the server-side apply of config to live. force takes over fields of
-// other managers instead of returning a conflict error. Usually a client applies the same fields as
-// before. Then no field must be removed from live, and Applied skips the library's expensive check
-// for that. The result is the same as that of the library's Apply (see TestReapplied). Applied
-// takes ownership of config.
+// Applied returns the result of the server-side apply of config to live. force takes over fields of other managers
+// instead of returning a conflict error. Usually a client applies the same fields as before. Then no field must be
+// removed from live, and Applied skips the managedfields library's expensive check for that. The result is the same as
+// that of the library's Apply (see TestReapplied). Applied takes ownership of config.
 func (m *Managers) Applied(by By, live api.Object, config *unstructured.Unstructured, force bool) (runtime.Object, error) {
 	if by.Resource != nil {
 		if obj := m.reapplied(&by, live, config); obj != nil {
@@ -85,9 +84,9 @@ func (m *Managers) Applied(by By, live api.Object, config *unstructured.Unstruct
 	return by.Fields.Apply(live, config, by.Manager, force)
 }
 
-// reapplied is the fast path of Applied: the fields of config are exactly those that the manager
-// owns already, and no other manager owns a changed one. It returns nil if it is not applicable,
-// and then the library must apply config.
+// reapplied is the fast path of Applied: the fields of config are exactly those that the manager owns already, and no
+// other manager owns a changed one. It returns nil if it is not applicable, and then the managedfields library must
+// apply config.
 func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstructured) api.Object {
 	res := by.Resource
 	if res.Custom != nil || config.GroupVersionKind() != res.GVK() {
@@ -178,9 +177,9 @@ func objectOf(types managedfields.TypeConverter, tree *typed.TypedValue, res *ap
 	return obj, nil
 }
 
-// hasConflicts reports whether the fast path must not be used, because an entry other than
-// entries[mine] owns a changed field, is invalid, or contains fields that must be adapted to the
-// current schema. The library handles these cases.
+// hasConflicts reports whether the fast path must not be used, because an entry other than entries[mine] owns a
+// changed field, is invalid, or contains fields that must be adapted to the current schema. The managedfields library
+// handles these cases.
 func hasConflicts(entries []metav1.ManagedFieldsEntry, mine int, live *typed.TypedValue, changes *fieldpath.Set) bool {
 	for i := range entries {
 		if i == mine {

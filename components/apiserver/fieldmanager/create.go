@@ -62,9 +62,8 @@ func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (a
 	return obj, nil
 }
 
-// ownedBy returns the fields that the creator of obj owns, encoded as in managed fields. It returns
-// nil if there are none. It uses the plan of the type, or the library for values that plans do not
-// support.
+// ownedBy returns the fields that the creator of obj owns, encoded as in managed fields. It returns nil if there are
+// none. It uses the plan of the type, or the managedfields library for values that plans do not support.
 func (m *Managers) ownedBy(res *api.Resource, obj api.Object) (*metav1.FieldsV1, error) {
 	p, err := m.plan(res, obj)
 	if err != nil {
@@ -101,8 +100,8 @@ func (m *Managers) plan(res *api.Resource, obj api.Object) (*plan, error) {
 	return p, nil
 }
 
-// ownedByLibrary returns the same as ownedBy, but with the library, which supports all values and
-// is slower.
+// ownedByLibrary returns the same as ownedBy, but with the managedfields library, which supports all values and is
+// slower.
 func (m *Managers) ownedByLibrary(res *api.Resource, obj api.Object) (*metav1.FieldsV1, error) {
 	types, err := m.types()
 	if err != nil {

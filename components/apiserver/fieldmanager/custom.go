@@ -23,8 +23,8 @@ func newCustom(res *api.Resource, subresource string, reset map[fieldpath.APIVer
 	return managedfields.NewDefaultCRDFieldManager(ordered{types}, kind, kind, creator{res}, res.GVK(), res.GroupVersion(), subresource, reset)
 }
 
-// customKind converts custom resources between the versions of their definition. The structured-merge-diff library
-// calls it to compare managed fields of other versions.
+// customKind converts custom resources between the versions of their definition. The managedfields library calls it to
+// compare managed fields of other versions.
 type customKind struct{ kindOf }
 
 // ConvertToVersion implements runtime.ObjectConvertor. It keeps fields that the schema of the new

@@ -23,13 +23,12 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Manager is the library's field manager: it maintains the managed fields and applies
-// configurations for one resource and subresource.
+// Manager is the managedfields library's field manager: it maintains the managed fields and applies configurations for
+// one resource and subresource.
 type Manager = managedfields.FieldManager
 
-// Managers creates and caches the field managers of all resources. Created, Updated and Applied are
-// faster than the library's methods in common cases and have the same results. It is safe for
-// concurrent use.
+// Managers creates and caches the field managers of all resources. Created, Updated and Applied are faster than the
+// managedfields library's methods in common cases and have the same results. It is safe for concurrent use.
 type Managers struct {
 	types    func() (managedfields.TypeConverter, error)
 	siblings func(*api.Resource) []*api.Resource
@@ -201,8 +200,8 @@ func resetBy(res *api.Resource, subresource string) (fieldpath.Filter, error) {
 	return fieldpath.NewExcludeSetFilter(set), nil
 }
 
-// kindOf converts, defaults and creates objects of one built-in kind. The structured-merge-diff library calls it when
-// it merges objects and compares managed fields.
+// kindOf converts, defaults and creates objects of one built-in kind. The managedfields library calls it when it
+// merges objects and compares managed fields.
 type kindOf struct {
 	*api.Resource
 
@@ -285,7 +284,7 @@ func (k kindOf) Default(in runtime.Object) {
 	}
 }
 
-// creator creates empty objects of one resource with their kind set, for the library.
+// creator creates empty objects of one resource with their kind set, for the managedfields library.
 type creator struct{ resource *api.Resource }
 
 // New implements runtime.ObjectCreater. It returns an empty object of the resource, whatever kind

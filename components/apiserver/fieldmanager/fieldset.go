@@ -13,7 +13,7 @@ import (
 )
 
 // errUnplanned means that an object contains a value that the precomputed encoding of its type, the plan, does not
-// support. The slower structured-merge-diff library must then encode its fields.
+// support. The slower managedfields library must then encode its fields.
 var errUnplanned = errors.New("not in the plan")
 
 // fieldWriter encodes the fields of one object in the format of managed fields (FieldsV1),
@@ -40,7 +40,7 @@ func (w *fieldWriter) comma() {
 	}
 }
 
-// fail sets w.err to errUnplanned, so that the library encodes the object instead of this writer.
+// fail sets w.err to errUnplanned, so that the managedfields library encodes the object instead of this writer.
 func (w *fieldWriter) fail() { w.err = errUnplanned }
 
 // object encodes the fields of the API object v that its creator owns, and returns them in the format of managed
@@ -323,8 +323,8 @@ func needsNoEscape(s string) bool {
 // writerPool is a pool of fieldWriters, whose buffers are reused. It is safe for concurrent use.
 type writerPool struct{ pool sync.Pool }
 
-// fields returns the fields of the object v that its creator owns, according to the plan of its
-// type. It returns nil if no field is owned, and errUnplanned if the library must encode them.
+// fields returns the fields of the object v that its creator owns, according to the plan of its type. It returns nil
+// if no field is owned, and errUnplanned if the managedfields library must encode them.
 func (p *writerPool) fields(of *plan, v reflect.Value) (*metav1.FieldsV1, error) {
 	w, _ := p.pool.Get().(*fieldWriter)
 	if w == nil {

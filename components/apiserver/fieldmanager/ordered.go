@@ -12,10 +12,10 @@ import (
 // largeMap is the number of keys from which on a map is visited in the order of its keys.
 const largeMap = 256
 
-// ordered is a TypeConverter for custom resources. In the typed values that it returns, large maps
-// are visited in the order of their keys. The library collects the fields of an object in sorted
-// slices, into which it inserts one field at a time: in the random order of Go's maps that takes
-// quadratic time, which is seconds for an object of 2 MB.
+// ordered is a TypeConverter for custom resources. In the typed values that it returns, large maps are visited in the
+// order of their keys. The managedfields library collects the fields of an object in sorted slices, into which it
+// inserts one field at a time: in the random order of Go's maps that takes quadratic time, which is seconds for an
+// object of 2 MB.
 type ordered struct{ managedfields.TypeConverter }
 
 // ObjectToTyped implements managedfields.TypeConverter. It returns obj with the schema of its kind,

@@ -11,9 +11,9 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// plan describes how to encode the fields of a Go type in the format of managed fields, directly
-// from a Go value, without creating a fieldpath.Set first. This makes creations faster. A plan is
-// built once per type from its schema. The output is byte for byte the same as the library's.
+// plan describes how to encode the fields of a Go type in the format of managed fields, directly from a Go value,
+// without creating a fieldpath.Set first. This makes creations faster. A plan is built once per type from its schema.
+// The output is byte for byte the same as the managedfields library's.
 type plan struct {
 	kind   planKind
 	fields []fieldPlan // of a record
@@ -27,7 +27,7 @@ type plan struct {
 type planKind int
 
 const (
-	// unplanned values are not supported. The library must encode the object.
+	// unplanned values are not supported. The managedfields library must encode the object.
 	unplanned planKind = iota
 	// leaf values are owned as a whole: scalars, and atomic maps and lists.
 	leaf
@@ -227,7 +227,7 @@ func (p *planner) record(out *plan, m *schema.Map, zero bool) {
 }
 
 // keyed completes out, the plan of a list type with key fields. If the items are not structs, or the keys are neither
-// strings nor integers, out remains unplanned, so the library must encode such lists.
+// strings nor integers, out remains unplanned, so the managedfields library must encode such lists.
 func (p *planner) keyed(out *plan, list *schema.List) {
 	elem := out.typ.Elem()
 	if elem.Kind() != reflect.Struct || value.TypeReflectEntryOf(elem).CanConvertToUnstructured() {

@@ -14,10 +14,10 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Updated returns obj, the new state of live, with managed fields that record by as the owner of
-// the changed fields. The result is the same as that of the library's UpdateNoErrors, with two
-// shortcuts: the library only compares the parts that differ, because often only the status
-// changes. And if the writer already owns all changed fields, only the time of its entry changes.
+// Updated returns obj, the new state of live, with managed fields that record by as the owner of the changed fields.
+// The result is the same as that of the managedfields library's UpdateNoErrors, with two shortcuts: the library only
+// compares the parts that differ, because often only the status changes. And if the writer already owns all changed
+// fields, only the time of its entry changes.
 func (m *Managers) Updated(by By, live, obj api.Object) runtime.Object {
 	lessLive, lessObj := differingParts(live, obj)
 	if lessObj == nil {
@@ -92,8 +92,8 @@ func (m *Managers) updatedSameOwner(by *By, live, obj, lessLive, lessObj api.Obj
 	return true
 }
 
-// hasDuplicates reports whether two entries have the same manager, operation and subresource, which
-// is possible after writes of the scale subresource. The library keeps the last one.
+// hasDuplicates reports whether two entries have the same manager, operation and subresource, which is possible after
+// writes of the scale subresource. The managedfields library keeps the last one.
 func hasDuplicates(entries []metav1.ManagedFieldsEntry) bool {
 	for i := range entries {
 		for j := range entries[:i] {
@@ -108,7 +108,7 @@ func hasDuplicates(entries []metav1.ManagedFieldsEntry) bool {
 }
 
 // maxUpdaters is the number of managed fields entries of updates that an object may have. If there are more, the
-// library merges the oldest ones into one.
+// managedfields library merges the oldest ones into one.
 const maxUpdaters = 10
 
 // plainOf returns obj without managed fields. If obj has some, it is a shallow copy.

@@ -139,8 +139,8 @@ func tooNew(wanted, current int64) error {
 	return err
 }
 
-// maxInvalid limits the number of validation errors in a response. The library needs quadratic time
-// to join them, which is minutes for an object with 100,000 invalid fields.
+// maxInvalid limits the number of validation errors in a response. The validation library needs quadratic time to join
+// them, which is minutes for an object with 100,000 invalid fields.
 const maxInvalid = 1000
 
 // newInvalid returns the error 422 for an object that failed validation with errs. It contains at

@@ -310,13 +310,12 @@ func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) 
 	return patched, strictErrs, nil
 }
 
-// limitCopies limits the total size that the copy operations of one JSON patch add to 3 MiB, as in
-// upstream. It runs once, because the limit is a global variable of the library.
+// limitCopies limits the total size that the copy operations of one JSON patch add to 3 MiB, as in upstream. It runs
+// once, because the limit is a global variable of the patch library.
 var limitCopies = sync.OnceFunc(func() { jsonpatch.AccumulatedCopySizeLimit = 3 << 20 })
 
-// applyOperations applies a JSON patch to the document original. The library panics on some
-// malformed patches, for example when one replaces the whole document with nothing; this becomes an
-// error.
+// applyOperations applies a JSON patch to the document original. The patch library panics on some malformed patches,
+// for example when one replaces the whole document with nothing; this becomes an error.
 func applyOperations(patch jsonpatch.Patch, original []byte) (patched []byte, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -364,9 +363,8 @@ func (p *patcher) strategic(current api.Object) (api.Object, error) {
 	return obj, p.bodyDecoder().readable(obj, p.kind)
 }
 
-// mergeStrategic applies a strategic merge patch to the JSON of an object of the type of schema.
-// The library panics on some malformed patches, such as one in which a merge key is an object; this
-// becomes an error.
+// mergeStrategic applies a strategic merge patch to the JSON of an object of the type of schema. The patch library
+// panics on some malformed patches, such as one in which a merge key is an object; this becomes an error.
 func mergeStrategic(original, patch map[string]any, schema api.Object) (patched map[string]any, err error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -196,7 +196,7 @@ func (c *Controller) nodesChanged() {
 	}
 }
 
-// syncWithMetrics calls sync and counts its result in the library's metrics: success, stale or error.
+// syncWithMetrics calls sync and counts its result in the endpointslice library's metrics: success, stale or error.
 func (c *Controller) syncWithMetrics(ctx context.Context, key string) error {
 	err := c.sync(ctx, key)
 	result := "success"

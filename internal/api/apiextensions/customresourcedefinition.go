@@ -136,9 +136,9 @@ func beforeDelete(_ context.Context, d *crd, _ *metav1.DeleteOptions) bool {
 	return false
 }
 
-// validateInternal converts a definition to the internal version, which the library's validation
-// requires, and validates it with check. The internal version has fields that are common to all
-// versions at the top level. The paths in the returned errors are those of the internal version.
+// validateInternal converts a definition to the internal version, which the apiextensions library's validation
+// requires, and validates it with check. The internal version has fields that are common to all versions at the top
+// level. The paths in the returned errors are those of the internal version.
 func validateInternal(d *crd, check func(*internal.CustomResourceDefinition) field.ErrorList) field.ErrorList {
 	in, err := toInternal(d)
 	if err != nil {
@@ -148,8 +148,8 @@ func validateInternal(d *crd, check func(*internal.CustomResourceDefinition) fie
 	return check(in)
 }
 
-// dropNonStructural removes the selectable fields of versions whose schema is not structural,
-// because they would make the library's validation panic. The library rejects such a schema anyway.
+// dropNonStructural removes the selectable fields of versions whose schema is not structural, because they would make
+// the apiextensions library's validation panic. The library rejects such a schema anyway.
 func dropNonStructural(in *internal.CustomResourceDefinition) {
 	nonStructural := func(fields []internal.SelectableField, schema *internal.CustomResourceValidation) bool {
 		if len(fields) == 0 || schema == nil || schema.OpenAPIV3Schema == nil {
@@ -176,9 +176,8 @@ func validatedChange(d, old *crd, check func(in, before *internal.CustomResource
 	return validateInternal(d, func(in *internal.CustomResourceDefinition) field.ErrorList { return check(in, before) })
 }
 
-// toInternal converts a definition to the internal version of the apiextensions library. It
-// converts a copy, because the library's conversion shares memory with its source, and stored
-// definitions belong to the cache.
+// toInternal converts a definition to the internal version of the apiextensions library. It converts a copy, because
+// the apiextensions library's conversion shares memory with its source, and stored definitions belong to the cache.
 func toInternal(d *crd) (*internal.CustomResourceDefinition, error) {
 	in := &internal.CustomResourceDefinition{}
 	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(d.DeepCopy(), in, nil); err != nil {
@@ -191,7 +190,7 @@ func toInternal(d *crd) (*internal.CustomResourceDefinition, error) {
 // review of definitions in the *.k8s.io and *.kubernetes.io groups.
 const approvalField = "metadata.annotations[" + apiextensionsv1.KubeAPIApprovedAnnotation + "]"
 
-// withoutMetadata removes the library's errors about metadata, because the validation of api.Kind
+// withoutMetadata removes the apiextensions library's errors about metadata, because the validation of api.Kind
 // reports them already. It keeps errors about the approval annotation.
 func withoutMetadata(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {

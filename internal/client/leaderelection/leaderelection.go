@@ -161,9 +161,9 @@ func (c *candidate) withdraw() bool {
 	return c.started
 }
 
-// lead runs f until it returns, unless the candidate has withdrawn. The context of f is canceled
-// when stopping (the process stops) or leading (the lease is held) is done. The library calls lead
-// in a goroutine and does not wait for it.
+// lead runs f until it returns, unless the candidate has withdrawn. The context of f is canceled when stopping (the
+// process stops) or leading (the lease is held) is done. The leader election library calls lead in a goroutine and
+// does not wait for it.
 func (c *candidate) lead(stopping, leading context.Context) {
 	c.mu.Lock()
 	if c.withdrawn {

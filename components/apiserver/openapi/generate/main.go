@@ -106,8 +106,8 @@ func kindsByModel() map[string][]any {
 	return out
 }
 
-// finish returns the JSON of a type's schema for one OpenAPI version ("v2" or "v3"), with the
-// extension that names its kinds. The properties are in the library's order.
+// finish returns the JSON of a type's schema for one OpenAPI version ("v2" or "v3"), with the extension that names its
+// kinds. The properties are in the kube-openapi library's order.
 func finish(version string, d common.OpenAPIDefinition, kinds []any) (json.RawMessage, error) {
 	schema := d.Schema
 	if v2, ok := schema.Extensions[common.ExtensionV2Schema]; ok {
