@@ -38,9 +38,9 @@ func newCertificate(certFile, keyFile string, log *slog.Logger) (*pki.Files, err
 // signed. The server uses it if Config.Authenticator is nil, mainly in tests.
 type clientCertAuthenticator struct{ roots *x509.CertPool }
 
-// AuthenticateRequest implements authenticator.Request. The user is the common name of the client's
-// certificate, its groups are the organizations. ok is false without a certificate; an invalid one
-// is an error.
+// AuthenticateRequest implements authenticator.Request. The user's name is the common name of the client's
+// certificate, and the organizations are the user's groups. ok is false if there is no certificate. A certificate that
+// roots have not signed is an error.
 func (c clientCertAuthenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	if c.roots == nil || req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
 		return nil, false, nil

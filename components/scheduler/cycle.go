@@ -61,7 +61,8 @@ func fitText(nodes int, reasons map[string]int) string {
 	return fmt.Sprintf("0/%d nodes are available: %s.", nodes, strings.Join(parts, ", "))
 }
 
-// search contains what the filters of a profile have returned for the pod of a cycle. It evaluates nodes one by one.
+// search contains what the filters of a profile have returned for the pod that is being scheduled. It evaluates nodes
+// one by one.
 type search struct {
 	c      *framework.Cycle
 	checks []check
@@ -78,7 +79,7 @@ type search struct {
 	refusedEarly bool
 }
 
-// check is the result of one filter for the pod of a cycle, with the properties of the filter.
+// check is the result of one filter for the pod that is being scheduled, with the properties of the filter.
 type check struct {
 	*framework.Check
 	events framework.Event
@@ -87,8 +88,8 @@ type check struct {
 	nodes  int // number of evaluated nodes that are not in the metrics yet
 }
 
-// newSearch runs the filters of a profile for the pod of a cycle. It returns an error if a filter considers the pod
-// invalid. a records plugin metrics and may be nil.
+// newSearch runs the filters of a profile for the pod that is being scheduled. It returns an error if a filter
+// considers the pod invalid. a records plugin metrics and may be nil.
 func newSearch(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*search, error) {
 	s := &search{c: c}
 	for i, p := range set.Filter {
@@ -201,8 +202,8 @@ func (s *search) failure() error {
 	return nil
 }
 
-// findNode returns the best node for the pod of a cycle, without extenders. It has no side effects. Between nodes with
-// the same score it chooses randomly. a records plugin metrics and may be nil.
+// findNode returns the best node for the pod that is being scheduled, without extenders. It has no side effects.
+// Between nodes with the same score it chooses randomly. a records plugin metrics and may be nil.
 func findNode(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*state.Node, *fitError) {
 	candidates, failed := candidates(c, set, nil, a)
 	if failed != nil {
@@ -215,10 +216,10 @@ func findNode(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*state.No
 // for the others to failed.
 type nodeFilter func(nodes []*state.Node, failed *fitError) ([]*state.Node, error)
 
-// candidates returns the nodes that fit the pod of a cycle, or a fitError if there are none. If the pod is nominated to
-// a node that fits, it returns only that node, because victims were preempted there. more filters the nodes further and
-// may be nil, and so may a, which records plugin metrics. The result uses the cycle's Buffers, so it is valid until the
-// next cycle.
+// candidates returns the nodes that fit the pod that is being scheduled, or a fitError if there are none. If the pod
+// is nominated to a node that fits, it returns only that node, because victims were preempted there. more filters the
+// nodes further and may be nil, and so may a, which records plugin metrics. The result uses the cycle's Buffers, so it
+// is valid until the next cycle.
 func candidates(c *framework.Cycle, set *plugins.Set, more nodeFilter, a *pluginMetrics) ([]*state.Node, *fitError) {
 	if more == nil {
 		more = func(nodes []*state.Node, _ *fitError) ([]*state.Node, error) { return nodes, nil }

@@ -62,7 +62,7 @@ type devices struct {
 
 var _ framework.Devices = (*devices)(nil)
 
-// newDevices returns devices without informers, see start.
+// newDevices returns a devices without informers. The method start creates them when the first pod requests devices.
 func newDevices() *devices {
 	return &devices{
 		claims: map[string]*resourcev1.ResourceClaim{}, pending: map[types.UID]string{},

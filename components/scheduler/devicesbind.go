@@ -208,8 +208,9 @@ func (b *claimBinder) awaitDevices(ctx context.Context, claim *resourcev1.Resour
 	}
 }
 
-// unreserve removes the pod of c from the consumers of the claim. The claim stays allocated; the next attempt to
-// schedule the pod uses the allocation or removes it. It is not an error if the claim was deleted.
+// unreserve removes the pod from the consumers of the claim in c, after the pod could not be bound. The claim stays
+// allocated; the next attempt to schedule the pod uses the allocation or removes it. It is not an error if the claim
+// was deleted.
 func (b *claimBinder) unreserve(ctx context.Context, c framework.Claimed) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": c.Claim.UID},

@@ -136,7 +136,8 @@ func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metri
 // name, such as that of pods in scheduling, are not counted.
 var queueNames = [numSubQueues]string{activeQ: "active", backoffQ: "backoff", unschedulable: "unschedulable", gated: "gated"}
 
-// queueAdd counts a pod that was added to a part of the queue. cause is upstream's name of the event that caused it.
+// queueAdd counts a pod that was added to the subQueue to. cause is upstream's name of the cluster event that caused
+// this.
 func (m *metrics) queueAdd(to subQueue, cause string) {
 	m.incoming.WithLabelValues(queueNames[to], cause).Inc()
 	m.entities.WithLabelValues(queueNames[to], cause, "pod").Inc()

@@ -37,7 +37,7 @@ const (
 	numSubQueues
 )
 
-// item is a pod in the queue, with the state of its attempts.
+// item is a pod in the scheduling queue, with the number and times of its attempts and the reasons why it waits.
 type item struct {
 	pod      *corev1.Pod
 	added    time.Time // time when it was added to the queue, or ungated
@@ -53,7 +53,7 @@ type item struct {
 	// retryAt is when an unschedulable pod is retried without an event.
 	retryAt time.Time
 	// evicting is true while the pod's preemption victims are being evicted. The pod stays
-	// unschedulable until then. missed is the last event in the meantime that would have moved it.
+	// unschedulable until then. missedEvent is the last event in the meantime that would have moved it.
 	evicting    bool
 	missedEvent string
 	// plugins are the names of the plugins that made the pod unschedulable.
@@ -144,7 +144,7 @@ func schedulingChanged(a, b *corev1.Pod) bool {
 	return a.Generation == 0 && !apiequality.Semantic.DeepEqual(&a.Spec, &b.Spec)
 }
 
-// subQueueOf returns the part of the queue for a new pod.
+// subQueueOf returns the part of the scheduling queue for a new pod: gated if isGated is set, and activeQ otherwise.
 func subQueueOf(isGated bool) subQueue {
 	if isGated {
 		return gated
@@ -152,7 +152,7 @@ func subQueueOf(isGated bool) subQueue {
 	return activeQ
 }
 
-// put moves an item to another part of the queue. cause is upstream's name of the event that caused it, for metrics.
+// put moves an item to the subQueue to. cause is upstream's name of the cluster event that caused this, for metrics.
 func (q *queue) put(it *item, to subQueue, cause string) {
 	if q.onAdd != nil && to != inFlight {
 		q.onAdd(to, cause)
@@ -165,7 +165,7 @@ func (q *queue) put(it *item, to subQueue, cause string) {
 	}
 }
 
-// take removes an item from its part of the queue. The caller adds it to another part or deletes it.
+// take removes an item from its subQueue. The caller then adds it to another one or deletes it.
 func (q *queue) take(it *item) {
 	q.counts[it.subQueue]--
 	if h := q.heaps[it.subQueue]; h != nil {

@@ -276,7 +276,8 @@ func (s *Scheduler) newCycle(pod *state.Pod, profile *Profile) *framework.Cycle 
 	return c
 }
 
-// find returns the best node for the pod of a cycle according to the plugins of a profile and the extenders.
+// find returns the best node for the pod that is being scheduled according to the plugins of a profile and the
+// extenders.
 func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *Profile) (*state.Node, *fitError) {
 	if len(s.extended) == 0 {
 		return findNode(cycle, &profile.Plugins, s.pluginMetrics[profile])

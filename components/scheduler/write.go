@@ -71,7 +71,7 @@ type writers struct {
 	done sync.WaitGroup
 }
 
-// newWriters returns writers whose goroutines are not started, see startWriters.
+// newWriters returns writers without goroutines, which startWriters starts.
 func (s *Scheduler) newWriters() *writers {
 	kube, log := s.cfg.Clients.Kube, s.cfg.Log
 	return &writers{

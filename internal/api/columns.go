@@ -14,7 +14,7 @@ func Column(name, typ, description string) metav1.TableColumnDefinition {
 	return metav1.TableColumnDefinition{Name: name, Type: typ, Description: description}
 }
 
-// WideColumn is like Column for a column that kubectl get only shows with -o wide.
+// WideColumn defines a column like Column, but kubectl get shows it only with -o wide.
 func WideColumn(name, typ, description string) metav1.TableColumnDefinition {
 	return metav1.TableColumnDefinition{Name: name, Type: typ, Description: description, Priority: 1}
 }

@@ -101,15 +101,15 @@ type Kind[T Object] struct {
 	Review     bool
 }
 
-// KindDirect is Direct for objects of the type T. It makes one of Kind's Fields readable alone,
-// because selectors use that field often.
+// KindDirect is the type-safe form of Direct, for objects of the type T. It reads one of Kind's Fields alone, because
+// selectors use that field often.
 type KindDirect[T Object] struct {
 	Of      func(obj T) string
 	Path    []int
 	Indexed bool
 }
 
-// KindUpdate is Update for objects of the type T: it describes how requests update the object
+// KindUpdate is the type-safe form of Update, for objects of the type T: it describes how requests update the object
 // itself or one of its subresources.
 type KindUpdate[T Object] struct {
 	// Verbs defaults to get, patch and update.
@@ -132,7 +132,7 @@ type KindUpdate[T Object] struct {
 	ApplyCreates bool
 }
 
-// KindScale is Scale for objects of the type T: it maps an object to its "scale" subresource.
+// KindScale is the type-safe form of Scale, for objects of the type T: it maps an object to its "scale" subresource.
 type KindScale[T Object] struct {
 	SpecReplicasPath []string
 	Get              func(obj T) (spec, status int32, selector string)
@@ -275,8 +275,8 @@ func (k Kind[T]) Resource() *Resource {
 	return r
 }
 
-// erase converts u to an Update, whose functions take an Object instead of a T. The validation of
-// the Update also validates the metadata, according to the settings of k.
+// erase converts u to an Update, the form without a type parameter, whose functions take an Object instead of a T. The
+// validation of the Update also validates the metadata, according to the settings of k.
 func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 	out := Update{Verbs: u.Verbs, ResetFields: u.ResetFields, ApplyCreates: u.ApplyCreates}
 	if u.Warnings != nil {

@@ -109,8 +109,8 @@ func (c *claimStatusAuthorization) checkAdminAccess(ctx context.Context, namespa
 	return nil
 }
 
-// authorizeDriver returns nil if the user is authorized for one of the verbs on the driver.
-// Otherwise it returns the error for the first verb.
+// authorizeDriver returns nil if the user of request is authorized for one of the verbs on the driver. If for none of
+// them, it returns the error for the first verb.
 func (c *claimStatusAuthorization) authorizeDriver(ctx context.Context, request authorizer.Attributes, verbs []string, driver string) error {
 	var first error
 	for _, verb := range verbs {

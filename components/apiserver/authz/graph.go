@@ -185,7 +185,8 @@ func (g *graph) has(ctx context.Context, node string, r ref, patience time.Durat
 	}
 }
 
-// hasLocked is has without waiting. The caller holds mu.
+// hasLocked reports whether a pod of the node refers to the object r, like has but without waiting. The caller holds
+// mu.
 func (g *graph) hasLocked(node string, r ref) bool {
 	if r.kind == refPod {
 		entry := g.pods[types.NamespacedName{Namespace: r.namespace, Name: r.name}]

@@ -98,9 +98,9 @@ func ownedFields(obj api.Object) fieldTree {
 	return out
 }
 
-// fieldsOf adds the fields of the struct v that are set to out. top means that v is a whole object,
-// of which metadata and status are skipped. fresh means that an empty object does not have this
-// struct, so that the struct itself is owned.
+// fieldsOf adds the fields of the struct v that have a value to out. top means that v is a whole object, of which
+// metadata and status are skipped. fresh means that an empty object does not have this struct, so the creator owns the
+// struct itself too.
 func fieldsOf(out fieldTree, v reflect.Value, top, fresh bool) {
 	for i := range v.NumField() {
 		name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")

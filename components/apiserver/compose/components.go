@@ -71,8 +71,8 @@ func (s *Server) components(reg *registry.Registry) error {
 	return reg.Compute(schema.GroupResource{Resource: "componentstatuses"}, list)
 }
 
-// healthz returns a health check that requests the URL of a component on this host. It does not
-// verify the certificate, which is self-signed. The result is the response body.
+// healthz returns a health check that requests url, the /healthz of a component on this host, and returns the response
+// body. It does not verify the component's certificate, which is self-signed.
 func healthz(url string) func(context.Context) (string, error) {
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // no secrets are sent to it

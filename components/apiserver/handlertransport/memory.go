@@ -120,7 +120,7 @@ func (w *response) WriteHeader(code int) {
 	w.writeHeader(code)
 }
 
-// writeHeader is WriteHeader for callers that hold mu.
+// writeHeader does the same as WriteHeader. The caller holds mu.
 func (w *response) writeHeader(code int) {
 	if w.code != 0 || code < http.StatusOK && code != http.StatusSwitchingProtocols {
 		return

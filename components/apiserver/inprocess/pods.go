@@ -94,7 +94,8 @@ func (p *Pods) Follow(ctx context.Context, set func(*corev1.Pod), removed func(n
 	return nil
 }
 
-// follow is Follow until the first error, such as store.ErrTooOld.
+// follow does the same as Follow, but returns the first error, for example store.ErrTooOld if the watch has expired.
+// Follow then calls it again.
 func (p *Pods) follow(ctx context.Context, set func(*corev1.Pod), removed func(namespace, name string), listed func(func(namespace, name string) bool)) error {
 	collection := p.resource.Collection
 	page, err := collection.List(ctx, store.ListOptions{})

@@ -115,12 +115,12 @@ func (l *listWatch) current() (*listWatch, error) {
 	return &again, nil
 }
 
-// List implements cache.ListerWatcher. It is ListWithContext without a context.
+// List implements cache.ListerWatcher. It calls ListWithContext with a context that is never canceled.
 func (l *listWatch) List(opts metav1.ListOptions) (runtime.Object, error) {
 	return l.ListWithContext(context.Background(), opts)
 }
 
-// Watch implements cache.ListerWatcher. It is WatchWithContext without a context.
+// Watch implements cache.ListerWatcher. It calls WatchWithContext with a context that is never canceled.
 func (l *listWatch) Watch(opts metav1.ListOptions) (watch.Interface, error) {
 	return l.WatchWithContext(context.Background(), opts)
 }

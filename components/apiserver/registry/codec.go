@@ -50,7 +50,8 @@ func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
 	return c.decode(data, revision, false)
 }
 
-// DecodeTrimmed implements store.Trimmer. It is Decode without managed fields, for informers.
+// DecodeTrimmed implements store.Trimmer. It does the same as Decode, but the object has no managed fields, which
+// informers do not need.
 func (c *codec) DecodeTrimmed(data []byte, revision int64) (runtime.Object, error) {
 	return c.decode(data, revision, true)
 }
@@ -136,9 +137,9 @@ func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, 
 	return obj, nil
 }
 
-// former decodes an object that is stored as apiVersion, possibly an older version of the kind, into into. It calls
-// decode with into or, if the older version has other fields, with an object of that version, which it then converts.
-// It returns an error if it does not support the stored version.
+// former decodes an object that is stored as apiVersion, possibly an older version of the kind, and stores the result
+// in into. It calls decode with into or, if the older version has other fields, with an object of that version, which
+// it then converts. It returns an error if it does not support the stored version.
 func (c *codec) former(apiVersion string, into api.Object, decode func(into runtime.Object) error) error {
 	version, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil {

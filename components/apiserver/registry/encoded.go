@@ -68,9 +68,9 @@ func (r *Resource) JSON(e *store.Entry) ([]byte, error) {
 	})
 }
 
-// DeletedJSON is JSON for the last version of an object that was deleted, or no longer selected by
-// a watch, at revision. This revision is its resource version. It is the same for all watches, so
-// the result is cached.
+// DeletedJSON returns the JSON of the last version of an object, as JSON does, with revision as its resource version.
+// The object was deleted at revision, or changed so that a watch does not select it anymore. The result is the same
+// for all watches, so it is cached.
 func (r *Resource) DeletedJSON(e *store.Entry, revision int64) ([]byte, error) {
 	return e.Memo(r.slot+slotDeletedJSON, func() ([]byte, error) {
 		obj, err := r.Peek(e)

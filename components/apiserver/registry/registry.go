@@ -380,8 +380,8 @@ func (r *Resource) Labelled(e *store.Entry, by labels.Selector) bool {
 	return err == nil && by.Matches(labels.Set(obj.GetLabels()))
 }
 
-// served converts the decoded object of an entry to the version of this resource. The result is
-// shared.
+// served converts stored, the decoded object of the entry e, to the version of this resource. The result is shared
+// with other callers and must not be modified.
 func (r *Resource) served(e *store.Entry, stored runtime.Object) (api.Object, error) {
 	obj, ok := stored.(api.Object)
 	if !ok {

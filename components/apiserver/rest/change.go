@@ -130,8 +130,8 @@ func revisionOf(e *store.Entry) int64 {
 	return e.Revision()
 }
 
-// otherUID returns the conflict error for an object that does not have the UID that the update requires, ch.uid. is is
-// the actual UID, or empty if there is no object. key is the object's key in etcd.
+// otherUID returns the conflict error for an object with another UID than the update requires (ch.uid). The UID is is
+// the actual one, empty if there is no object. key is the object's key in etcd.
 func (c changer) otherUID(key string, ch change, is types.UID) error {
 	return c.preconditionFailed(key, ch, fmt.Sprintf("UID in precondition: %v, UID in object meta: %v", ch.uid, is))
 }

@@ -35,7 +35,7 @@ func touchedFields(current, obj api.Object, patch map[string]any) fieldSubset {
 	return out
 }
 
-// project returns a new object with only the fields of t. The values are shared with obj.
+// project returns a new object of the type of obj that has only the fields in t. Their values are shared with obj.
 func (t fieldSubset) project(obj api.Object) api.Object {
 	if t == nil {
 		return obj

@@ -45,8 +45,8 @@ func (cfg Config) SelfSubjectAccessReview(ctx context.Context, r *authorizationv
 	return r, nil
 }
 
-// LocalSubjectAccessReview is SubjectAccessReview for actions in one namespace, that of the
-// request. It returns a BadRequest error if r names another namespace.
+// LocalSubjectAccessReview handles a LocalSubjectAccessReview request: it does the same as SubjectAccessReview for an
+// action in the namespace of the request. It returns a BadRequest error if r names another namespace.
 func (cfg Config) LocalSubjectAccessReview(ctx context.Context, namespace string, r *authorizationv1.LocalSubjectAccessReview) (*authorizationv1.LocalSubjectAccessReview, error) {
 	if namespace == "" {
 		return nil, apierrors.NewBadRequest("namespace is required on this type: " + namespace)

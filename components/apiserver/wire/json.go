@@ -43,7 +43,8 @@ func (k *Kind) AppendJSONEvent(dst []byte, event string, untyped []byte) []byte 
 	return append(dst, '}', '\n')
 }
 
-// AppendJSONEventObject is AppendJSONEvent for the JSON of an object with kind and apiVersion.
+// AppendJSONEventObject appends a JSON watch event to dst, as AppendJSONEvent does. object is the complete JSON of the
+// object, with kind and apiVersion.
 func AppendJSONEventObject(dst []byte, event string, object []byte) []byte {
 	dst = append(dst, `{"type":"`...)
 	dst = append(dst, event...)

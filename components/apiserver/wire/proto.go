@@ -380,8 +380,8 @@ func (k *Kind) AppendProtoEvent(dst []byte, event string, raw []byte, revision i
 	return k.AppendProto(dst, raw, revision)
 }
 
-// AppendProtoEventObject is AppendProtoEvent for a complete protobuf object, which includes its
-// envelope.
+// AppendProtoEventObject appends a protobuf watch event to dst, as AppendProtoEvent does. object is a complete
+// protobuf object, with its envelope.
 func AppendProtoEventObject(dst []byte, event string, object []byte) []byte {
 	return append(eventHead(dst, event, len(object)), object...)
 }

@@ -7,8 +7,8 @@ import (
 	"hyperkube/manifests"
 )
 
-// ensureAuditPolicy creates the audit policy, unless there is one, and the directory of the audit log. Only
-// root may read either, because the log shows who does what in the cluster.
+// ensureAuditPolicy creates the audit policy file, unless it exists, and the directory of the audit log. Only root may
+// read the file and the directory, because the log shows the requests of all users.
 func (m *controlPlaneNode) ensureAuditPolicy() error {
 	if err := os.MkdirAll(m.layout.AuditLogs(), 0o700); err != nil {
 		return fmt.Errorf("creating directory of the audit log: %w", err)

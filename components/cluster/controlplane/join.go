@@ -422,7 +422,7 @@ func readClusterConfiguration(ctx context.Context, kube kubernetes.Interface) (*
 }
 
 // readConfig decodes the YAML document under key in the ConfigMap with this name, which init has created in
-// kube-system, into into. If the token is rejected, the error explains how to create a new one.
+// kube-system, and stores it in into. If the token is rejected, the error explains how to create a new one.
 func readConfig(ctx context.Context, kube kubernetes.Interface, name, key string, into any) error {
 	config, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsUnauthorized(err) {

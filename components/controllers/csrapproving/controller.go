@@ -27,7 +27,8 @@ type Controller struct {
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// recognizer describes requests that are approved automatically if the requester has a permission.
+// recognizer describes a type of CertificateSigningRequests, and the permission with which the requester gets a
+// request of this type approved automatically.
 type recognizer struct {
 	// self is true if a node requests the certificate for itself.
 	self bool

@@ -212,8 +212,8 @@ func selected(r *autoscalingv2.HPAScalingRules) autoscalingv2.ScalingPolicySelec
 	return *r.SelectPolicy
 }
 
-// changed records that the size was changed from from to to. Changes that are older than the longest period of a policy
-// are discarded.
+// changed records that the size was changed, and from and to which number of replicas. It discards changes that are
+// older than the longest period of a policy.
 func (m *scalingHistory) changed(now time.Time, from, to int32) {
 	const longest = 30 * time.Minute // the longest period of a policy
 	keep := func(list []change) []change {

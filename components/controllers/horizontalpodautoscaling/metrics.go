@@ -62,8 +62,8 @@ type (
 	}
 )
 
-// get requests a path of an API with query parameters and decodes the JSON response into into. resource and name are
-// only used in errors.
+// get requests a path of an API with query parameters, decodes the JSON response and stores it in into. resource and
+// name are only used in errors.
 func (r REST) get(ctx context.Context, into any, params map[string]string, resource schema.GroupResource, name string, path ...string) error {
 	req := r.Client.Get().AbsPath(path...).SetHeader("Accept", "application/json")
 	for k, v := range params {

@@ -72,8 +72,9 @@ func (m *metrics) jobFinished(j *batchv1.Job, well bool, reason string) {
 	m.finished.WithLabelValues(mode(j), result, reason).Inc()
 }
 
-// counted counts the pods and indexes by which the status is, which was written, exceeds the previous status was. It
-// adds zero if there are none, so that the time series exist.
+// counted adds the progress of a Job to the metrics: the difference of the numbers of pods and indexes between the
+// status was and the status is, which has just been written. It adds zero if nothing has changed, so that the time
+// series exist.
 func (m *metrics) counted(j *batchv1.Job, was, is *batchv1.JobStatus) {
 	succeeded := float64(max(is.Succeeded-was.Succeeded, 0))
 	if isIndexed(j) {

@@ -97,7 +97,8 @@ func (s nodeState) equal(o nodeState) bool {
 	return s.excluded == o.excluded && s.ready == o.ready && slices.Equal(s.ips, o.ips)
 }
 
-// stateOf returns the state of n. A node that is being deleted is excluded.
+// stateOf returns the state of n that decides whether its addresses are used for Services. A node that is being
+// deleted does not serve as a load balancer.
 func stateOf(n *corev1.Node) nodeState {
 	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
 	s := nodeState{excluded: excluded || n.DeletionTimestamp != nil}

@@ -118,7 +118,7 @@ func NewFlavor(env control.Env, f Flavor) (*Controller, error) {
 	return c, c.Watch(pods.Informer(), control.Handlers(c.podAdded, c.podChanged, c.podDeleted))
 }
 
-// key returns the key of an owner in the queue.
+// key returns the key of an owner in the work queue: its namespace/name.
 func key(rs *appsv1.ReplicaSet) string { return rs.Namespace + "/" + rs.Name }
 
 // ownerChanged is the handler of updates: it enqueues the owner b. If b has another UID than a, its previous version,
@@ -148,7 +148,7 @@ func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1
 	return rs
 }
 
-// get returns the owner with a key from the cache, or nil if it does not exist.
+// get returns the owner with the key (namespace/name) from the cache, or nil if it does not exist.
 func (c *Controller) get(key string) *appsv1.ReplicaSet {
 	obj, ok, err := c.flavor.Informer.GetIndexer().GetByKey(key)
 	if err != nil || !ok {

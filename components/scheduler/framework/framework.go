@@ -50,8 +50,8 @@ type Reason struct {
 // that of upstream's plugin.
 type Plugin interface{ Name() string }
 
-// Check is the result of a filter for the pod of a cycle: how to evaluate each node. The scheduler calls its functions
-// in the same cycle only, one at a time.
+// Check is the result of a filter for the pod that is being scheduled: how to evaluate each node. The scheduler calls
+// its functions in the same cycle only, one at a time.
 type Check struct {
 	// Node returns why a node does not fit, or nil if it fits.
 	Node func(*state.Node) []Reason
@@ -128,7 +128,7 @@ const (
 	NodeFeaturesChanged
 )
 
-// String returns upstream's name of the first event in the set, for the label "event" of metrics.
+// String returns upstream's name of one event in the set, the first, for the label "event" of metrics.
 func (e Event) String() string {
 	names := []string{
 		"NodeAdd", "NodeDelete", "NodeAllocatableChange", "NodeLabelChange", "NodeTaintChange", "AssignedPodDelete", "AssignedPodAdd",

@@ -75,8 +75,8 @@ func claimsOf(d framework.Devices, pod *corev1.Pod) ([]*resourcev1.ResourceClaim
 	return out, ""
 }
 
-// usableClaims returns the resource claims of the pod of a cycle. If one cannot be used now, for example because its
-// allocation is being written, it returns a message with the reason instead.
+// usableClaims returns the resource claims of the pod that is being scheduled. If one cannot be used now, for example
+// because its allocation is being written, it returns a message with the reason instead.
 func usableClaims(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
 	pod := c.Pod.Object
 	all, why := claimsOf(c.Devices, pod)

@@ -36,7 +36,8 @@ type plannedClaim struct {
 	requests []corev1.ContainerExtendedResourceRequest
 }
 
-// newExtended returns the extended resources of the pod of a cycle that devices may satisfy, or nil if it has none.
+// newExtended returns the extended resources of the pod that is being scheduled that devices may satisfy, or nil if
+// the pod requests none.
 func newExtended(c *framework.Cycle) *extended {
 	if c.Devices == nil {
 		return nil

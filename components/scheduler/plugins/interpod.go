@@ -68,7 +68,7 @@ func countsByKey(list *[]*topologyCounts, s *state.State, key string) *topologyC
 	return p
 }
 
-// affinityState is the state of the InterPodAffinity filter for the pod of a cycle.
+// affinityState is the state of the InterPodAffinity filter for the pod that is being scheduled.
 type affinityState struct {
 	c         *framework.Cycle
 	own       *state.Terms

@@ -114,8 +114,8 @@ func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 }
 
 // required returns a function that reports whether a node matches the node selector and the required node affinity of
-// the pod of a cycle. The function is called for every node, so it compares the numbers of label values in a Topology
-// instead of strings.
+// the pod that is being scheduled. The function is called for every node, so it compares the numbers of label values
+// in a Topology instead of strings.
 func required(c *framework.Cycle) func(*state.Node) bool {
 	spec := &c.Pod.Object.Spec
 	type label struct {

@@ -47,8 +47,8 @@ type claims struct {
 	refused string
 }
 
-// classifyClaims returns the claims of the pod of a cycle. If one of them cannot be used now, it returns only the
-// reason, in the field refused: then the pod fits no node.
+// classifyClaims returns the claims of the pod that is being scheduled. If one of them cannot be used now, it returns
+// only the reason, in the field refused: then the pod fits no node.
 func classifyClaims(c *framework.Cycle) claims {
 	pod := c.Pod.Object
 	var out claims

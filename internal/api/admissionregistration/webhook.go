@@ -86,7 +86,8 @@ var (
 
 func isReviewVersion(v string) bool { return slices.Contains(reviewVersions, v) }
 
-// notSupported returns an error if value is not nil and not one of of.
+// notSupported returns an error if value is neither nil nor one of the values in of. path is the field path of the
+// value.
 func notSupported[T ~string](path *field.Path, value *T, of []T) field.ErrorList {
 	if value == nil || slices.Contains(of, *value) {
 		return nil

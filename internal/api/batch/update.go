@@ -92,9 +92,9 @@ func withNodeAffinityOf(was, other *corev1.Affinity) *corev1.Affinity {
 	return &out
 }
 
-// copyResources copies the resources of containers from from to to, so that a comparison ignores
-// changes of resources. Containers with a different name at the same position are skipped; if the
-// lengths differ, nothing is copied.
+// copyResources copies the resources of the containers in from to those in to, so that a comparison ignores changes of
+// resources. Containers with a different name at the same position are skipped; if the lengths differ, nothing is
+// copied.
 func copyResources(to, from []corev1.Container) {
 	if len(to) != len(from) {
 		return

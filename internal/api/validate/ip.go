@@ -15,7 +15,8 @@ func (e *Errors) LegacyIP(at *field.Path, value string, before []string) {
 	e.Add(validation.IsValidIPForLegacyField(at, value, true, before))
 }
 
-// LegacyCIDR is like LegacyIP for a CIDR.
+// LegacyCIDR validates a CIDR by the same rules as LegacyIP validates an IP address: before contains the stored values
+// of the field, which remain valid in a legacy notation.
 func (e *Errors) LegacyCIDR(at *field.Path, value string, before []string) {
 	e.Add(validation.IsValidCIDRForLegacyField(at, value, true, before))
 }
@@ -48,7 +49,8 @@ func IPWarnings(at *field.Path, value string) []string {
 	return validation.GetWarningsForIP(at, value)
 }
 
-// CIDRWarnings is like IPWarnings for a CIDR.
+// CIDRWarnings returns warnings for a CIDR in a non-standard notation, and nil for an invalid one, because validation
+// rejects it.
 func CIDRWarnings(at *field.Path, value string) []string {
 	if _, _, err := netutils.ParseCIDRSloppy(value); err != nil {
 		return nil

@@ -27,9 +27,9 @@ func (e *Errors) DescendingPath(at *field.Path, target string) {
 	e.PathNoBacksteps(at, target)
 }
 
-// NonReservedPath is like DescendingPath for the path of a file in a volume whose files the kubelet
-// writes, such as a ConfigMap volume. It also rejects names with the prefix "..", which the kubelet
-// uses for its own directories.
+// NonReservedPath checks the path of a file in a volume whose files the kubelet writes, such as a ConfigMap volume.
+// The path must be relative, must not leave the volume, and must not start with "..", which the kubelet uses for its
+// own directories.
 func (e *Errors) NonReservedPath(at *field.Path, target string) {
 	e.DescendingPath(at, target)
 	if strings.HasPrefix(target, "..") && !strings.HasPrefix(target, "../") {
