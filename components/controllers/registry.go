@@ -216,7 +216,8 @@ func descriptors() []descriptor {
 // It is upstream's.
 const forceDetach = 6 * time.Minute
 
-// volumeKinds are the resources that all volume controllers need.
+// volumeKinds are the resources that all volume controllers need. The controllers run only if the API server serves
+// these.
 var volumeKinds = []schema.GroupVersionResource{
 	corev1.SchemeGroupVersion.WithResource("persistentvolumes"), corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims"),
 	storagev1.SchemeGroupVersion.WithResource("storageclasses"),

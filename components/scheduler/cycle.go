@@ -212,8 +212,8 @@ func findNode(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*state.No
 	return best(c, set, candidates, nil, a), nil
 }
 
-// nodeFilter filters nodes that fit once more, as extenders do. It returns the remaining nodes, and adds the reasons
-// for the others to failed.
+// nodeFilter is a function that filters nodes after the plugins have accepted them, such as the filter requests to
+// extenders. It returns the remaining nodes, and adds the reasons for the others to failed.
 type nodeFilter func(nodes []*state.Node, failed *fitError) ([]*state.Node, error)
 
 // candidates returns the nodes that fit the pod that is being scheduled, or a fitError if there are none. If the pod

@@ -30,8 +30,8 @@ type tolerationRestriction struct {
 	clusterWide tolerationLists
 }
 
-// tolerationLists is the configuration of the plugin PodTolerationRestriction: the tolerations for
-// namespaces without the annotations.
+// tolerationLists is the configuration of the plugin PodTolerationRestriction: the default and the allowed tolerations
+// of pods in namespaces that do not have the annotations.
 type tolerationLists struct {
 	metav1.TypeMeta `json:",inline"`
 	Default         []corev1.Toleration `json:"default,omitempty"`

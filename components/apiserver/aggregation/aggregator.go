@@ -373,7 +373,8 @@ func groupVersionOfPath(path string) schema.GroupVersion {
 	return schema.GroupVersion{Version: version}
 }
 
-// backends returns the other servers by group version. The caller owns the map.
+// backends returns the connections to the other API servers that APIServices refer to, by group version. The caller
+// owns the map.
 func (a *Aggregator) backends() map[schema.GroupVersion]*backend {
 	return maps.Clone(a.current.Load().remote)
 }

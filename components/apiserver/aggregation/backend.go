@@ -185,9 +185,8 @@ func (b *backend) host(ctx context.Context) (string, error) {
 	return b.directory.resolve(ctx, b.namespace, b.service, b.port, b.cfg.EndpointRouting)
 }
 
-// get sends a GET request to the server with the aggregator's own identity, for discovery and
-// availability checks. It does so even if the server is marked as unavailable. The caller closes
-// the body.
+// get sends a GET request to the other server with the aggregator's own identity, for discovery and availability
+// checks. It does so even if the server is marked as unavailable. The caller closes the body of the response.
 func (b *backend) get(ctx context.Context, path string, header http.Header) (*http.Response, error) {
 	if b.err != nil {
 		return nil, b.err

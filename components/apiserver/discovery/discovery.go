@@ -221,7 +221,7 @@ func (h *Handler) documents() *documents {
 	return d
 }
 
-// sameSlice reports whether a and b are the same slice, not only equal ones.
+// sameSlice reports whether a and b are the same slice in memory. Slices with equal elements are not the same.
 func sameSlice(a, b []*registry.Resource) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

@@ -57,8 +57,8 @@ func (b *By) entryIndex(entries []metav1.ManagedFieldsEntry, operation metav1.Ma
 	return mine
 }
 
-// schema returns what the fast paths need: a converter from objects to typed values, and the filter
-// of the fields that b may write. A nil filter means all fields.
+// schema returns what Created, Updated and Applied need to bypass the slower managedfields library: a converter from
+// objects to typed values, and the filter of the fields that b may write. A nil filter means all fields.
 func (m *Managers) schema(b *By) (managedfields.TypeConverter, fieldpath.Filter, error) {
 	types, err := m.types()
 	if err != nil {

@@ -233,7 +233,8 @@ func (w *response) result() (*http.Response, error) {
 	return resp, nil
 }
 
-// stream is the body of a response that is still being written. Closing it cancels the request.
+// stream is the body of a response that the handler is still writing. If the client closes it, the request is
+// canceled.
 type stream struct {
 	*io.PipeReader
 	cancel context.CancelFunc

@@ -9,7 +9,7 @@ import (
 // Stage is a step of handling a request whose duration is measured.
 type Stage int
 
-// The stages in the order in which a request passes through them.
+// The stages in which a request is handled, in the order in which the request passes through them.
 const (
 	Authentication Stage = iota
 	Audit

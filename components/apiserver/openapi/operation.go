@@ -173,7 +173,7 @@ func commonParameters(ops []*operation) map[nameIn]parameter {
 	return common
 }
 
-// sorted sorts parameters in place by name and returns them.
+// sorted sorts the parameters of an operation in place by name and returns them.
 func sorted(all []parameter) []parameter {
 	slices.SortFunc(all, func(a, b parameter) int { return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.in, b.in)) })
 	return all
@@ -275,7 +275,8 @@ func (p *paths) schema(model string) members {
 	return members{{"$ref", "#/definitions/" + model}}
 }
 
-// content returns the v3 description of a body that has the same schema in several media types.
+// content returns the description of a request or response body for a v3 document: the same schema for each of the
+// media types.
 func (p *paths) content(schema members, types []string) map[string]any {
 	out := make(map[string]any, len(types))
 	for _, t := range types {

@@ -154,7 +154,7 @@ func (r *Resource) Actions() map[string]*Action {
 	return out
 }
 
-// Stream returns the stream of a subresource, or nil if there is none.
+// Stream returns the Stream that handles requests for a subresource such as exec, or nil if there is none.
 func (r *Resource) Stream(subresource string) *Stream {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()

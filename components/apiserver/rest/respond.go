@@ -316,7 +316,7 @@ func (h *Handler) writeNow(w http.ResponseWriter, req *http.Request, format nego
 	return nil
 }
 
-// readable converts JSON to YAML or indented JSON if the format requires it.
+// readable converts data, a JSON response, to YAML or indented JSON if the client has requested that format.
 func (h *Handler) readable(ctx context.Context, format negotiate.Format, data []byte) ([]byte, error) {
 	indent := format.Media == negotiate.JSON && format.Pretty
 	if format.Media != negotiate.YAML && !indent {

@@ -27,7 +27,7 @@ type initPhase struct {
 	run   func(ctx context.Context, m *controlPlaneNode, part string, out io.Writer) error
 }
 
-// initPhases returns the phases in the order in which init runs them.
+// initPhases returns the phases of `init phase`, in the order in which init runs them.
 func initPhases() []initPhase {
 	return []initPhase{
 		{"preflight", "Run pre-flight checks", nil, func(_ context.Context, m *controlPlaneNode, _ string, out io.Writer) error {

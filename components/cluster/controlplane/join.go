@@ -31,7 +31,7 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// joinOptions are the flags of `join`, named like those of kubeadm.
+// joinOptions are the flags of `join`, named like those of kubeadm. A configuration file can set them too.
 type joinOptions struct {
 	root, config   string
 	verbose        bool

@@ -90,7 +90,7 @@ type Problem struct {
 
 func (p Problem) Unwrap() error { return p.error }
 
-// NewProblem returns a Problem of the given check.
+// NewProblem returns a Problem that the preflight check with this name has found.
 func NewProblem(check string, err error) Problem { return Problem{check, err} }
 
 // CheckName returns the name of the check that found err; "" if err is not a Problem.

@@ -285,7 +285,7 @@ func removeEmptyParents(l layout.Node) {
 	}
 }
 
-// etcFiles are the files and directories that init and join write to Etc.
+// etcFiles are the names of the files and directories that init and join write to the directory Etc of the layout.
 var etcFiles = []string{"pki", "manifests", "admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf", "proxy.conf", "kubelet.conf", "bootstrap-kubelet.conf", "audit-policy.yaml"}
 
 // removeEtc deletes what init and join have written to Etc. On other machines, such files belong to

@@ -38,7 +38,8 @@ type recognizer struct {
 	message     string
 }
 
-// recognizers returns the recognizers in the order in which they are tried.
+// recognizers returns the types of CertificateSigningRequests that can be approved automatically, in the order in
+// which they are tried.
 func recognizers() []recognizer {
 	return []recognizer{
 		{true, "selfnodeclient", "Auto approving self kubelet client certificate after SubjectAccessReview."},

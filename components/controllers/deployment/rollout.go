@@ -219,8 +219,8 @@ func (r *rollout) resize(ctx context.Context, rs *appsv1.ReplicaSet, size int32)
 	return r.scale(ctx, rs, size)
 }
 
-// isScaling reports whether spec.replicas has changed since the active ReplicaSets were last scaled. The sync then
-// scales them in proportion before it continues the rollout.
+// isScaling reports whether spec.replicas of the Deployment has changed since its active ReplicaSets were last scaled.
+// The sync then scales them in proportion before it continues the rollout.
 func (r *rollout) isScaling() bool {
 	for _, rs := range activeSets(r.owned) {
 		if n, ok := intAnnotation(rs, desiredReplicasAnnotation); ok && n != replicas(r.d.Spec.Replicas) {

@@ -134,7 +134,7 @@ func (c *Collector) syncOwners(ctx context.Context, api metadata.ResourceInterfa
 	return c.delete(ctx, api, live, policy)
 }
 
-// uidsOf returns the UIDs in the lists of owner references.
+// uidsOf returns the UIDs of the owners in all lists of owner references.
 func uidsOf(lists ...[]metav1.OwnerReference) []types.UID {
 	var out []types.UID
 	for _, l := range lists {

@@ -7,8 +7,7 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 )
 
-// The scale-up limit of autoscalers without behavior: upFactor times the current size, but at least
-// upMinimum.
+// The scale-up limit of autoscalers without spec.behavior: upFactor times the current size, but at least upMinimum.
 const (
 	upFactor  = 2.0
 	upMinimum = 4.0

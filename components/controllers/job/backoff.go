@@ -17,7 +17,8 @@ const (
 	lastBackoff  = 10 * time.Minute
 )
 
-// failures are the pods of a Job that have failed since the last success, from which the back-off is computed.
+// failures are the number of pods of a Job that have failed since the last success, and the time of the last failure.
+// The back-off is computed from them.
 type failures struct {
 	count int
 	last  time.Time

@@ -116,7 +116,8 @@ func (s *state) victims(n int) (out []*corev1.Pod) {
 	return out
 }
 
-// freeIndexes returns the first n indexes that are not finished and have no pod.
+// freeIndexes returns the first n completion indexes of an indexed Job that are not finished and whose pod, if there
+// is one, can be replaced.
 func (s *state) freeIndexes(n int) (out []int) {
 	taken := map[int]bool{}
 	for _, p := range s.active {

@@ -116,7 +116,8 @@ func (s *state) count(pods []*corev1.Pod) {
 	s.computeCounters(noted)
 }
 
-// initStatus initializes s.next and the indexes from the current status of the Job.
+// initStatus initializes s.next, the status to write, and the state of the completion indexes from the current status
+// of the Job.
 func (s *state) initStatus() {
 	s.next = *s.job.Status.DeepCopy()
 	if s.next.UncountedTerminatedPods == nil {

@@ -46,7 +46,7 @@ func indexPorts(obj any) ([]string, error) {
 	return keys, nil
 }
 
-// portsOf returns the ports of svc, each with its protocol.
+// portsOf returns the ports of the Service svc, each with its protocol.
 func portsOf(svc *corev1.Service) []Port {
 	ports := make([]Port, 0, len(svc.Spec.Ports))
 	for _, p := range svc.Spec.Ports {

@@ -110,7 +110,8 @@ func templatesOf(obj any) ([]string, error) {
 	return keys, nil
 }
 
-// podChanged enqueues a pod with claims, or its claims if it does not use them any more.
+// podChanged enqueues a pod that has resource claims. If the pod does not use the claims any more, it enqueues the
+// claims instead.
 func (c *Controller) podChanged(p *corev1.Pod) {
 	if len(p.Spec.ResourceClaims) == 0 && p.Status.ExtendedResourceClaimStatus == nil {
 		return

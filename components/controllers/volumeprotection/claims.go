@@ -180,7 +180,8 @@ func ownsEphemeral(p *corev1.Pod, v *corev1.Volume, pvc *corev1.PersistentVolume
 	return v.Ephemeral != nil && p.Name+"-"+v.Name == pvc.Name && metav1.IsControlledBy(pvc, p)
 }
 
-// terminated reports whether the containers of a pod have terminated permanently.
+// terminated reports whether no container of a pod runs or will run again: the pod is in a terminal phase, or is being
+// deleted and no container is running.
 func terminated(p *corev1.Pod) bool {
 	if podutil.Terminal(p) {
 		return true

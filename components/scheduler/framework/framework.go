@@ -110,7 +110,7 @@ const (
 	// PodLabelsChanged means that the labels of an assigned pod changed, or that it started to
 	// terminate and therefore no longer counts for spreading.
 	PodLabelsChanged
-	// PodScaledDown means that the requests of an assigned pod decreased.
+	// PodScaledDown means that the resource requests of an assigned pod have decreased.
 	PodScaledDown
 	// ClaimChanged means that a claim of the waiting pod changed.
 	ClaimChanged

@@ -178,8 +178,8 @@ func generateSelector(j *batchv1.Job) {
 	}
 }
 
-// Above this number of completions and this parallelism, the status of an indexed job can become
-// too large.
+// Limits of indexed Jobs: the number of completions above which, with more than this parallelism, the status of a Job
+// can become too large.
 const (
 	warnCompletions = 100_000
 	warnParallelism = 10_000

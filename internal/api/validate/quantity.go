@@ -27,8 +27,8 @@ func (e *Errors) PositiveQuantity(path *field.Path, q resource.Quantity) {
 	}
 }
 
-// BasicQuantity checks that an available amount, such as a node's capacity, is not negative. Its
-// message differs from that of NonNegativeQuantity.
+// BasicQuantity checks that an available amount, such as a node's capacity, is not negative. It adds an error with
+// another message than NonNegativeQuantity, as upstream does.
 func (e *Errors) BasicQuantity(path *field.Path, q resource.Quantity) {
 	if q.Value() < 0 {
 		e.Invalid(path, q.Value(), "must be a valid resource quantity")

@@ -13,8 +13,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// Fields of a pod that its containers can read in environment variables and volumes, in the order
-// of error messages.
+// Fields of a pod that its containers can read in environment variables and downward API volumes, in the order of
+// error messages.
 var (
 	envFieldPaths = []string{
 		"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
