@@ -25,7 +25,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Config selects and configures the plugins of a Chain, and contains what they need.
+// Config configures a Chain: which admission plugins are enabled, and the clients, informers and settings that the
+// plugins use.
 type Config struct {
 	// Informers provides cached objects. New requests informers from it, so it must not have been
 	// started.

@@ -97,8 +97,8 @@ type entry struct {
 	stop context.CancelFunc
 }
 
-// snapshot is the state that requests read without a lock: the servers and the priorities of all
-// group versions. It is immutable.
+// snapshot is the immutable state of the Aggregator that requests read without a lock: the connections to other
+// servers and the priorities of all group versions. Each change of an APIService creates a new one.
 type snapshot struct {
 	generation uint64
 	remote     map[schema.GroupVersion]*backend

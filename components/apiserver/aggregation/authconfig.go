@@ -30,7 +30,8 @@ import (
 // front proxies send the user.
 const authConfigMap = "extension-apiserver-authentication"
 
-// AuthConfigPublisherConfig is the configuration of an AuthConfigPublisher.
+// AuthConfigPublisherConfig contains the client, the CA bundles and the front proxy settings of an
+// AuthConfigPublisher.
 type AuthConfigPublisherConfig struct {
 	Registry *registry.Registry
 	// Kube is a client with superuser permissions.

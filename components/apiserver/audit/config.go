@@ -102,7 +102,8 @@ func (s *BackendConfig) flags(f *pflag.FlagSet, name, mode string, batch buffere
 	f.Int64Var(&s.Sizes.MaxEventSize, at("truncate-max-event-size"), 100<<10, "Maximum size of the audit event sent to the underlying backend, in bytes. The request and response of larger events are removed.")
 }
 
-// check validates the flags of the backend with the name. It returns the API version of its events.
+// check validates the flags of a backend. name is the backend's name in the flags, "log" or "webhook". It returns the
+// API version in which the backend encodes events.
 func (s *BackendConfig) check(name string) (schema.GroupVersion, error) {
 	gv, err := schema.ParseGroupVersion(s.Version)
 	switch {

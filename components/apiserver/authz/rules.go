@@ -29,7 +29,8 @@ type ruleSet struct {
 	errs []error
 }
 
-// add adds rules that a user has for the reason. It is called only during construction.
+// add adds rules that a user has to the set. reason is the binding and role from which the user has them. It is called
+// only during construction.
 func (s *ruleSet) add(rules []rbacv1.PolicyRule, reason string) {
 	for i := range rules {
 		g := grant{rule: &rules[i], reason: reason}

@@ -96,7 +96,7 @@ type limitOptions struct {
 	shutdownDelay, livezGrace time.Duration
 }
 
-// flags adds the flags of limitOptions to f.
+// flags adds to f the flags of kube-apiserver that limit requests and connections, which set the fields of o.
 func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.fairness, "enable-priority-and-fairness", true, "If true, replace the max-in-flight handler with an enhanced one that queues and dispatches with priority and fairness.")
 	f.IntVar(&o.reading, "max-requests-inflight", defaultInFlight, "The maximum number of non-mutating requests in flight at a given time, 0 for no limit. If --enable-priority-and-fairness is true, this and --max-mutating-requests-inflight are summed to determine the server's total concurrency limit.")

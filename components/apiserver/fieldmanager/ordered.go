@@ -45,7 +45,7 @@ func orderedOrNil(v value.Value) value.Value {
 // AsMap implements value.Value. The result is visited in order if it is large.
 func (v orderedValue) AsMap() value.Map { return orderedMap{v.Value.AsMap()} }
 
-// AsMapUsing implements value.Value. The result is visited in order if it is large.
+// AsMapUsing implements value.Value. If the map is large, it is visited in the order of its keys.
 func (v orderedValue) AsMapUsing(a value.Allocator) value.Map {
 	return orderedMap{v.Value.AsMapUsing(a)}
 }

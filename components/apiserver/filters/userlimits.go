@@ -42,7 +42,7 @@ type userLimits struct {
 	users map[string]*userUsage
 }
 
-// userUsage is the memory that one user's pending request bodies and responses use.
+// userUsage contains the numbers and the total size of one user's pending request bodies and slow responses.
 type userUsage struct {
 	// bodies is the number of pending request bodies, bytes the total size of their received parts.
 	bodies int

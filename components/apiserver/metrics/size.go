@@ -12,8 +12,8 @@ import (
 // sizeTimeout is how long a scrape waits for the status of each etcd.
 const sizeTimeout = 2 * time.Second
 
-// RegisterSize registers the metric of the database sizes of the etcds. The main etcd is the first
-// one. They are queried for each scrape.
+// RegisterSize registers the metric of the database sizes of the etcds to which the clients connect, the main etcd
+// first. Each scrape of the metrics queries them.
 func (m *Metrics) RegisterSize(etcds ...*clientv3.Client) { m.registry.MustRegister(sizes(etcds)) }
 
 // sizeDesc is the metric of an etcd's database size. Its label is etcd-0 for the main etcd, etcd-1

@@ -20,7 +20,7 @@ import (
 // Media is the encoding of a request or response body.
 type Media uint8
 
-// The encodings of API objects.
+// The encodings of API objects in request and response bodies.
 const (
 	JSON Media = iota
 	YAML

@@ -30,7 +30,7 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// packed contains the generated schemas of all published kinds, compressed. See unpack.
+// packed contains the generated OpenAPI schemas of all published kinds, compressed. The function unpack decodes them.
 //
 //go:generate ../../../scripts/generate-openapi
 //go:embed schemas.json.zst

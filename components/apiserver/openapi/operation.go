@@ -264,7 +264,8 @@ func (p *paths) responses(op *operation) members {
 	return append(out, member{"401", members{{"description", answerTexts[401]}}})
 }
 
-// schema returns a reference to the schema with the name model, or the type string if model is "".
+// schema returns a JSON reference to the schema with the name model. For an empty model, it returns the schema of a
+// string.
 func (p *paths) schema(model string) members {
 	switch {
 	case model == "":

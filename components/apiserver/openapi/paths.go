@@ -128,7 +128,7 @@ func kindOfGVK(gvk schema.GroupVersionKind) groupVersionKind {
 	return groupVersionKind{gvk.Group, gvk.Version, gvk.Kind}
 }
 
-// kindOfResource returns the kind of the resource's objects.
+// kindOfResource returns the kind of the resource's objects in the form in which operations contain it.
 func kindOfResource(w resourceOperations) groupVersionKind { return kindOfGVK(w.GVK()) }
 
 // newOperation returns an operation of a resource with its ID and path parameters. method is the
@@ -200,7 +200,7 @@ func (p *paths) verb(w resourceOperations, verb string) {
 	}
 }
 
-// list adds the list operation at a path, which is for one namespace or for all.
+// list adds the operation that lists the resource at the URL path, which is for one namespace or for all namespaces.
 func (p *paths) list(w resourceOperations, path string) {
 	op := w.newOperation("get", "list", "list", path, "", kindOfResource(w))
 	op.text, op.answer = "list objects of kind "+w.Kind, w.listModel

@@ -182,8 +182,8 @@ func (s selected) listPrefix() string {
 	return s.prefix
 }
 
-// listMatch returns the function that selects entries of a list. Lists support a prefix but not a
-// single key, so it also compares the key. Nil selects all.
+// listMatch returns the function that selects entries of a list, or nil if all entries match. Lists in the store
+// support a key prefix but not a single key, so the function also compares the key.
 func (s selected) listMatch() func(*store.Entry) bool {
 	if s.key == "" {
 		return s.match

@@ -52,7 +52,7 @@ func reservedSize(size, least, most, step uint64) uint64 {
 	return min(max(size/step, least), most)
 }
 
-// at returns the address with the index n, which is in [0, size).
+// at returns the address of the range with the index n, which must be less than the size of the range.
 func (b allocationRange) at(n uint64) netip.Addr {
 	raw := b.prefix.Addr().As16()
 	carry := n + 1

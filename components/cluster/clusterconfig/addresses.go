@@ -52,7 +52,7 @@ func familiesOf(ranges []string) ([]int, error) {
 	return out, nil
 }
 
-// Strings returns the text forms of addrs.
+// Strings returns the addresses in their text form.
 func Strings(addrs []netip.Addr) []string {
 	out := make([]string, len(addrs))
 	for i, a := range addrs {

@@ -101,7 +101,8 @@ func isSelf(r *certificatesv1.CertificateSigningRequest, req *x509.CertificateRe
 	return r.Spec.Username == req.Subject.CommonName
 }
 
-// allowed reports whether the requester may create the subresource of CertificateSigningRequests.
+// allowed reports whether the requester of the CertificateSigningRequest r is authorized to create the given
+// subresource of CertificateSigningRequests. This permission, for example nodeclient, is that for automatic approval.
 func (c *Controller) allowed(ctx context.Context, r *certificatesv1.CertificateSigningRequest, subresource string) (bool, error) {
 	extra := make(map[string]authorizationv1.ExtraValue, len(r.Spec.Extra))
 	for k, v := range r.Spec.Extra {

@@ -22,7 +22,7 @@ const (
 	pendingRetention  = 24 * time.Hour
 )
 
-// Controller deletes old CertificateSigningRequests. Use New to create it.
+// Controller deletes CertificateSigningRequests that have been finished or pending for too long. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env

@@ -129,7 +129,7 @@ func firstAddress(s corev1.EndpointSubset) string {
 	return ""
 }
 
-// comparePorts orders ports by name, number and protocol.
+// comparePorts compares ports for sorting: by name, number and protocol.
 func comparePorts(a, b corev1.EndpointPort) int {
 	return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
 }

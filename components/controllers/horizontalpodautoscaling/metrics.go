@@ -161,7 +161,7 @@ func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace 
 	return all, nil
 }
 
-// Pods returns a metric of each selected pod from the custom metrics API.
+// Pods returns the values of a metric from the custom metrics API, by the names of the pods that the selector selects.
 func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, selector labels.Selector) (map[string]sample, error) {
 	of, err := metav1.LabelSelectorAsSelector(metric.Selector)
 	if err != nil {

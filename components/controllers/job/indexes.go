@@ -50,7 +50,7 @@ func (x indexes) has(i int) bool {
 	return found || k < len(x) && x[k].first <= i
 }
 
-// with returns the set with i added. It may modify x.
+// with returns the set of indexes x with i added. It may modify x.
 func (x indexes) with(i int) indexes {
 	if x.has(i) {
 		return x

@@ -92,7 +92,7 @@ type nodeState struct {
 	ips      []netip.Addr // internal addresses
 }
 
-// equal reports whether two states are the same.
+// equal reports whether two nodes have the same state, so that no Service needs a sync.
 func (s nodeState) equal(o nodeState) bool {
 	return s.excluded == o.excluded && s.ready == o.ready && slices.Equal(s.ips, o.ips)
 }

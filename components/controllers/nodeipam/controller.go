@@ -99,7 +99,7 @@ func (c *Controller) markExisting(ctx context.Context) error {
 	})
 }
 
-// markUsed records the CIDRs of n as its allocation. A Node without CIDRs is ignored.
+// markUsed records that the pod CIDRs in the spec of n are allocated to n. It ignores a Node without CIDRs.
 func (c *Controller) markUsed(n *corev1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

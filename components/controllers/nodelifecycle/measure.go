@@ -11,14 +11,14 @@ var (
 	zoneUnhealthyDesc = prometheus.NewDesc("node_collector_unhealthy_nodes_in_zone", "[ALPHA] Gauge measuring number of not Ready Nodes per zones.", []string{"zone"}, nil)
 )
 
-// Describe sends the descriptions of the metrics.
+// Describe implements prometheus.Collector. It sends the descriptions of the metrics of zones.
 func (zoneCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- zoneHealthDesc
 	ch <- zoneSizeDesc
 	ch <- zoneUnhealthyDesc
 }
 
-// Collect sends the metrics of each zone.
+// Collect implements prometheus.Collector. It sends the numbers and the health of the Nodes of each zone.
 func (z zoneCollector) Collect(ch chan<- prometheus.Metric) {
 	z.c.mu.Lock()
 	defer z.c.mu.Unlock()

@@ -180,7 +180,7 @@ func (c *Controller) isIncomplete(s *corev1.Secret, sa *corev1.ServiceAccount) b
 		s.Annotations[corev1.ServiceAccountUIDKey] != string(sa.UID)
 }
 
-// enqueueTokens enqueues the token Secrets of a deleted account with a key.
+// enqueueTokens enqueues the token Secrets of the deleted service account with the key.
 func (c *Controller) enqueueTokens(key string) error {
 	namespace, name := control.SplitKey(key)
 	secrets, err := c.secrets.Secrets(namespace).List(labels.Everything())

@@ -200,7 +200,7 @@ func validateJobProgress(j, old *batchv1.Job, is, was progress, path *field.Path
 	return errs
 }
 
-// indexes is an interval of completion indexes of an indexed Job, including both ends.
+// indexes is an interval of completion indexes of an indexed Job, such as 3-5. It includes both ends.
 type indexes struct{ from, to int }
 
 // parseIndexes parses a list such as "1,3-5". All indexes must be less than completions.

@@ -50,7 +50,7 @@ func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 	}
 }
 
-// validateRuntimeClass validates a class. old is the stored class, nil on create.
+// validateRuntimeClass validates the RuntimeClass c. old is the stored object, nil on create.
 func validateRuntimeClass(c, old *nodev1.RuntimeClass) field.ErrorList {
 	var errs validate.Errors
 	handler := field.NewPath("handler")

@@ -271,7 +271,8 @@ func checkIdentifier(e *validate.Errors, id string, at *field.Path) {
 	e.InvalidAll(at, id, content.IsCIdentifier(id))
 }
 
-// semver is the grammar of semver.org 2.0.0.
+// semver matches a version number in the format of semver.org 2.0.0, which the version attribute of a device must
+// have.
 var semver = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
 	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)

@@ -27,8 +27,8 @@ func StandardFinalizers(names []string) field.ErrorList {
 	return errs
 }
 
-// StandardFinalizer checks that a finalizer without a domain is one of the three that Kubernetes
-// itself defines.
+// StandardFinalizer returns an error if a finalizer has no domain and is not one of the three that Kubernetes itself
+// defines.
 func StandardFinalizer(name string, path *field.Path) field.ErrorList {
 	if strings.Contains(name, "/") {
 		return nil

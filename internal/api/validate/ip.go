@@ -21,8 +21,8 @@ func (e *Errors) LegacyCIDR(at *field.Path, value string, before []string) {
 	e.Add(validation.IsValidCIDRForLegacyField(at, value, true, before))
 }
 
-// EndpointIP checks that a value is an IP address that other machines can reach: it must not be
-// unspecified, loopback or link-local.
+// EndpointIP adds errors if value is not an IP address that other machines can reach: an unspecified, loopback or
+// link-local address is not allowed.
 func (e *Errors) EndpointIP(at *field.Path, value string) {
 	ip := netutils.ParseIPSloppy(value)
 	refuse := func(is bool, detail string) {

@@ -134,7 +134,7 @@ func (n *Network) Close() {
 	n.remover.netlink.Close()
 }
 
-// CIDRs returns the pod CIDRs in use.
+// CIDRs returns the pod CIDRs of the node for which the network is set up, or will be by the next call of Setup.
 func (n *Network) CIDRs() []netip.Prefix {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -66,7 +66,7 @@ func newReplayer(config *rest.Config, etcd *clientv3.Client, bases map[string][]
 	return &replayer{http: client, host: strings.TrimSuffix(config.Host, "/"), discovery: d, etcd: etcd, bases: bases}, nil
 }
 
-// response is the server's response to a request. Its body contains testUID instead of random UIDs.
+// response is the response of the API server to a request of the replayer. In its body, testUID replaces random UIDs.
 type response struct {
 	code     int
 	body     []byte
