@@ -205,12 +205,12 @@ type Scale struct {
 	OtherPaths map[string][]string
 }
 
-// GroupVersion returns the group and version of the resource.
+// GroupVersion returns the API group and version of the resource.
 func (r *Resource) GroupVersion() schema.GroupVersion {
 	return schema.GroupVersion{Group: r.Group, Version: r.Version}
 }
 
-// GVK returns the group, version and kind of objects.
+// GVK returns the API group, version and kind of the resource's objects.
 func (r *Resource) GVK() schema.GroupVersionKind { return r.GroupVersion().WithKind(r.Kind) }
 
 // GVR returns the group, version and resource.

@@ -119,8 +119,8 @@ func (s *BackendConfig) check(name string) (schema.GroupVersion, error) {
 	return gv, nil
 }
 
-// lenient is the backend of ModeBlocking: it lets requests continue if their event could not be
-// stored.
+// lenient is the backend of ModeBlocking. It reports that events were stored even if they were not, so that the
+// requests continue.
 type lenient struct{ audit.Backend }
 
 // ProcessEvents implements audit.Backend. It reports success even if the wrapped backend has

@@ -228,8 +228,8 @@ func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes)
 	return authorizer.DecisionNoOpinion, strings.Join(reasons, "\n"), utilerrors.NewAggregate(errs)
 }
 
-// ConditionsAwareAuthorize implements authorizer.Authorizer. It is like Authorize, because
-// conditional decisions are not supported.
+// ConditionsAwareAuthorize implements authorizer.Authorizer. It returns the decision of Authorize, which never depends
+// on conditions, because conditional decisions are not supported.
 func (a *Authorizer) ConditionsAwareAuthorize(ctx context.Context, attrs authorizer.Attributes) authorizer.ConditionsAwareDecision {
 	return authorizer.ConditionsAwareDecisionFromParts(a.Authorize(ctx, attrs))
 }

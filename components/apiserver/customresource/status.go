@@ -76,7 +76,7 @@ func setCondition(d *crd, c condition) {
 	}
 }
 
-// removeCondition removes the condition of the type what, if d has it.
+// removeCondition removes the condition of the type what from the status of d, if d has it.
 func removeCondition(d *crd, what apiextensionsv1.CustomResourceDefinitionConditionType) {
 	if apihelpers.FindCRDCondition(d, what) != nil {
 		apihelpers.RemoveCRDCondition(d, what)

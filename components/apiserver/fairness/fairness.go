@@ -38,7 +38,8 @@ import (
 // dump_queues.
 const DebugPath = "/debug/api_priority_and_fairness/"
 
-// Config is the configuration of a Limiter, which implements API Priority and Fairness.
+// Config contains the informers of the flow control configuration and the total limit of concurrent requests for a
+// Limiter, which implements API Priority and Fairness.
 type Config struct {
 	// Informers provide the configuration. The caller starts them. Until they have synced,
 	// upstream's mandatory configuration applies.

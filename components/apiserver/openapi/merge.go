@@ -173,7 +173,7 @@ func renameReferences(raw json.RawMessage, renamed map[string]string) json.RawMe
 	})
 }
 
-// references returns the names of the definitions to which the JSON refers.
+// references returns the names of the definitions to which the JSON in raw refers with $ref.
 func references(raw []byte) []string {
 	var out []string
 	for _, m := range reference.FindAllSubmatch(raw, -1) {

@@ -316,8 +316,8 @@ func (p *paths) stream(w resourceOperations, name string, s *registry.Stream) {
 	}
 }
 
-// article returns the indefinite article for a noun, surrounded by spaces. For a plural it is only
-// a space.
+// article returns the indefinite article for a noun, surrounded by spaces, such as " an " for "Ingress". For a plural
+// it returns only a space.
 func article(noun string) string {
 	switch {
 	case !strings.HasSuffix(noun, "ss") && strings.HasSuffix(noun, "s"):

@@ -286,8 +286,8 @@ func (r *Registry) GroupVersions() []schema.GroupVersion {
 	return out
 }
 
-// StoredResource returns the resource whose collection contains the objects. It differs from this
-// resource if StoredAs is set, for example for events.
+// StoredResource returns the resource as which the objects of r are stored in etcd. It differs from r if StoredAs is
+// set: events of both API groups are stored as core events.
 func (r *Resource) StoredResource() schema.GroupResource { return r.storage.GroupResource() }
 
 // Stored returns obj in the version in which it is stored, usually obj itself, with default values
@@ -346,7 +346,7 @@ func (r *Resource) Peek(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// stored returns the stored protobuf message of an entry. ok is false if the message is not
+// stored returns the protobuf message that is stored in etcd for the entry e. ok is false if the message is not
 // equivalent to the decoded object, for example because it was written in another version.
 func (r *Resource) stored(e *store.Entry) (raw []byte, ok bool) {
 	if r.StoredAs != nil || !r.generated || r.StoredJSON {

@@ -28,8 +28,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config is the configuration of an Allocator, which allocates cluster IPs and node ports of
-// Services.
+// Config contains the collections of the store, the Service ranges and the node port range of an Allocator, which
+// allocates cluster IPs and node ports of Services.
 type Config struct {
 	// Store is the store that contains the collections below, and to which Repair commits.
 	Store *store.Store

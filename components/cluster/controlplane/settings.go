@@ -107,7 +107,8 @@ func (s *controlPlaneSettings) checkSkip() error {
 
 func (s *controlPlaneSettings) skips(phase string) bool { return slices.Contains(s.Skip, phase) }
 
-// checkUnchanged refuses changes that an existing cluster cannot apply.
+// checkUnchanged returns an error if the settings contain a change, for example of the pod CIDRs, that the existing
+// cluster with the identity id cannot apply.
 func (s *controlPlaneSettings) checkUnchanged(id clusterconfig.Cluster) error {
 	var errs []error
 	for _, c := range []struct{ flag, requested, current string }{

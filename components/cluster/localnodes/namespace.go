@@ -75,7 +75,7 @@ func InNodeNamespace(path, name string, f func() error) error {
 	})
 }
 
-// maxHostname is the length limit of the kernel (__NEW_UTS_LEN).
+// maxHostname is the maximum length of a hostname in the kernel (__NEW_UTS_LEN).
 const maxHostname = 64
 
 // InEmptyNamespace runs f on a thread in an empty network namespace, which exists only for that thread.

@@ -33,7 +33,7 @@ import (
 // which run in one or in separate processes, and of the runtime.
 var journals = []string{"node", "runtime", "cni"}
 
-// units are the systemd units that may run a cluster or a node on this machine.
+// units are the systemd units, one for clusters of `up` and one for other nodes, that may run on this machine.
 var units = []service.Unit{service.Cluster, service.Node}
 
 // StopTimeout limits how long the main process may take to stop. Then it is killed.

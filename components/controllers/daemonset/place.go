@@ -130,7 +130,8 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// byNode groups pods by the node of nodeOf. Within a node, bound pods come first, then older pods.
+// byNode groups pods by the name of their node, which nodeOf returns. Within a node, pods that are bound to it come
+// first, and then the older of two pods.
 func byNode(pods []*corev1.Pod) map[string][]*corev1.Pod {
 	out := map[string][]*corev1.Pod{}
 	for _, p := range pods {
@@ -279,8 +280,9 @@ func surgeOf(ds *appsv1.DaemonSet, total int) int {
 	return n
 }
 
-// unavailableOf returns how many of total pods may be unavailable during a rolling update. It returns an error if
-// maxUnavailable is invalid.
+// unavailableOf returns how many of a DaemonSet's pods may be unavailable during a rolling update. total is the number
+// of nodes that should run a pod, of which maxUnavailable can be a percentage. It returns an error if maxUnavailable
+// is invalid.
 func unavailableOf(ds *appsv1.DaemonSet, total int) (int, error) {
 	u := ds.Spec.UpdateStrategy.RollingUpdate
 	if u == nil || u.MaxUnavailable == nil {

@@ -195,7 +195,7 @@ func availableReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	return n
 }
 
-// revision returns the revision in the annotations of a ReplicaSet, or 0 if there is none.
+// revision returns the revision of the rollout in the annotations of a ReplicaSet, or 0 if there is none.
 func revision(annotations map[string]string) int64 {
 	n, err := strconv.ParseInt(annotations[revisionAnnotation], 10, 64)
 	if err != nil {
@@ -298,7 +298,8 @@ func appendHistory(history, rev string) (string, bool) {
 	return history + "," + rev, true
 }
 
-// setRevision sets the revision annotation of the Deployment and reports whether it changed.
+// setRevision sets the annotation of the Deployment d with the revision of the rollout, and reports whether it
+// changed.
 func setRevision(d *appsv1.Deployment, rev string) bool {
 	if d.Annotations[revisionAnnotation] == rev {
 		return false

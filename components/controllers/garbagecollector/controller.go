@@ -239,8 +239,8 @@ func (c *Collector) updateMonitors(ctx context.Context) {
 // broken conversion webhook never succeeds, and must not block all deletions.
 const settleTimeout = 30 * time.Second
 
-// waitForSync replaces monitorsSynced by a channel that is closed when all current monitors are synced or settleTimeout
-// is over. The caller must hold c.mu.
+// waitForSync starts to wait for the current monitors: it replaces c.monitorsSynced by a channel that is closed when
+// all of them are synced or settleTimeout is over. The caller must hold c.mu.
 func (c *Collector) waitForSync(ctx context.Context) {
 	if !c.monitorsStarted {
 		c.monitorsStarted = true

@@ -27,7 +27,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Config configures the controller; zero values are upstream's defaults.
+// Config contains the clients and settings of the autoscaling controller. The zero values of settings are upstream's
+// defaults.
 type Config struct {
 	Metrics Metrics
 	Scales  scale.ScalesGetter

@@ -47,7 +47,7 @@ func (c *Controller) backoff(k string, failed, succeeded []time.Time) (time.Dura
 	return max(0, backoffAfter(f.count)-c.env.Clock.Since(f.last)), f
 }
 
-// remember stores the consecutive failures of the Job k for the next call of backoff.
+// remember stores the consecutive failures f of the Job with the key k for the next call of backoff.
 func (c *Controller) remember(k string, f failures) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -172,7 +172,7 @@ func prefer(nodes map[string]nodeState, f func(name string, s nodeState) bool) m
 	return out
 }
 
-// nodesOf returns the names of the nodes with ready endpoints.
+// nodesOf returns the names of the nodes on which a ready endpoint of the EndpointSlices is.
 func nodesOf(endpoints []*discoveryv1.EndpointSlice) map[string]bool {
 	out := map[string]bool{}
 	for _, slice := range endpoints {

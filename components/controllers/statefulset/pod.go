@@ -66,7 +66,7 @@ func newPod(set *appsv1.StatefulSet, revision string, ordinal int) *corev1.Pod {
 	return p
 }
 
-// identify sets the labels of the pod that contain its name and ordinal.
+// identify sets the labels of a StatefulSet's pod that contain the name and the ordinal of the pod.
 func identify(p *corev1.Pod, ordinal int) {
 	if p.Labels == nil {
 		p.Labels = map[string]string{}

@@ -65,7 +65,7 @@ func DefaultArgs() Args {
 // Default returns upstream's default plugins and weights.
 func Default() Set { return With(DefaultArgs()) }
 
-// With returns the default plugins and weights with the arguments a.
+// With returns upstream's default plugins and weights, in which the plugins have the arguments a.
 func With(a Args) Set {
 	return Set{
 		PreEnqueue: []framework.PreEnqueue{SchedulingGates{}},

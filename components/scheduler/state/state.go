@@ -25,7 +25,8 @@ type State struct {
 	nominated map[types.UID]*nomination
 }
 
-// Node is a node with sums over its pods. Plugins must not modify it.
+// Node is a node with the total resource requests and other sums over the pods on it, which the State keeps up to
+// date. Plugins must not modify it.
 type Node struct {
 	Name string
 	// Object is nil if pods are assigned to a node that does not exist.
@@ -45,7 +46,8 @@ type Node struct {
 	index     int
 }
 
-// Pod is a pod with properties that are computed once. After NewPod, only the State modifies it.
+// Pod is a pod with properties, such as its total requests, that are computed once. After NewPod, only the State
+// modifies it.
 type Pod struct {
 	Object                    *corev1.Pod
 	Requests                  Resources

@@ -78,8 +78,8 @@ func paramKindCell(p *admissionv1.ParamKind) string {
 	return p.APIVersion + "/" + p.Kind
 }
 
-// describe returns the table columns of a policy: the name, the columns names with their
-// descriptions, and the age.
+// describe returns the table columns of a policy: the name, one column for each of names with the description at the
+// same index, and the age.
 func describe(names, descriptions []string) []metav1.TableColumnDefinition {
 	out := []metav1.TableColumnDefinition{nameColumn}
 	for i, name := range names {

@@ -28,7 +28,7 @@ const (
 	Delete Verb = "delete"
 )
 
-// write reports whether the verb changes an object.
+// write reports whether a request with the verb changes an object.
 func (v Verb) write() bool { return v != Get && v != List }
 
 // Request is a request for the object Key or, if the verb is List, for all objects.

@@ -267,7 +267,8 @@ func (p *Plugins) startPolicy(x policy, kube kubernetes.Interface) error {
 	return nil
 }
 
-// instrumented returns a wrapper that records requests to webhooks in by.
+// instrumented returns a wrapper of the client configurations of webhooks, with which their requests are recorded in
+// by, the metrics of requests.
 func instrumented(by *componentmetrics.Requests) webhookutil.AuthenticationInfoResolverWrapper {
 	return func(how webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
 		wrap := func(cfg *rest.Config, err error) (*rest.Config, error) {

@@ -86,7 +86,8 @@ func checkUsages(usages []certificatesv1.KeyUsage, auth certificatesv1.KeyUsage)
 	return nil
 }
 
-// badUsages returns upstream's error for key usages that do not match.
+// badUsages returns upstream's error for a certificate request whose key usages are not those for auth, the client or
+// server authentication.
 func badUsages(auth certificatesv1.KeyUsage) error {
 	return fmt.Errorf("usages did not match [digital signature %s] or [key encipherment digital signature %s]", auth, auth)
 }

@@ -98,7 +98,8 @@ func (c PodControl) Delete(ctx context.Context, p *corev1.Pod, owner runtime.Obj
 	return nil
 }
 
-// Patch patches a pod in the API server. Its signature is that of Claimer.Patch.
+// Patch patches a pod in the API server. It has the signature of Claimer.Patch, so that a Claimer adopts and releases
+// pods with it.
 func (c PodControl) Patch(ctx context.Context, pod *corev1.Pod, kind types.PatchType, patch []byte) error {
 	_, err := c.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, kind, patch, metav1.PatchOptions{})
 	return err
@@ -215,7 +216,7 @@ type Victims struct {
 
 func (v Victims) Len() int { return len(v.Pods) }
 
-// Swap swaps two pods and their ranks.
+// Swap implements sort.Interface. It swaps two pods and their ranks.
 func (v Victims) Swap(i, j int) {
 	v.Pods[i], v.Pods[j] = v.Pods[j], v.Pods[i]
 	if v.Rank != nil {

@@ -180,8 +180,8 @@ func validateNotRemoved(is, was *corev1.ResourceRequirements, at *field.Path, wh
 	return errs
 }
 
-// onlyComputeChanged reports whether the container is differs from was only in CPU and memory. It
-// sets those in is to the values of was.
+// onlyComputeChanged reports whether the new container is and the stored container was differ only in CPU and memory.
+// It sets those in is to the values of was.
 func onlyComputeChanged(is, was *corev1.Container) bool {
 	is.Resources = *withoutCompute(&is.Resources, &was.Resources)
 	return apiequality.Semantic.DeepEqual(is, was)
