@@ -155,8 +155,8 @@ func (s *Server) bootstrap(ctx context.Context, group *lifecycle.Group, backgrou
 	return nil
 }
 
-// publishIdentity starts the component that publishes the identity of this server in a Lease, by
-// which others see which API servers are running.
+// publishIdentity starts the component that publishes the identity of this server in a Lease,
+// from which clients see which API servers are running.
 func (s *Server) publishIdentity(group *lifecycle.Group, background context.Context) error {
 	hostname, err := hostname()
 	if err != nil {

@@ -256,8 +256,8 @@ func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	return nil
 }
 
-// checkFormer returns an error if given is an unknown kind, or not another version of the kind
-// want.
+// checkFormer returns an error unless given is a known kind with the same name as want. It is called
+// for objects whose kind or version differs from that of the request.
 func checkFormer(given, want schema.GroupVersionKind) error {
 	if given.Kind == "" {
 		given.Kind = want.Kind

@@ -79,7 +79,7 @@ func (s *cidrSet) containing(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(p.Addr(), s.size).Masked()
 }
 
-// has reports whether the part with index i is used.
+// has reports whether the part of the CIDR with index i is allocated.
 func (s *cidrSet) has(i int) bool { return s.used[i/64]&(1<<(i%64)) != 0 }
 
 // markUsed marks all parts that overlap p as used.

@@ -184,8 +184,8 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// allocatorOf returns the device allocator for a cycle, or nil if any is false, which means that nothing must be
-// allocated.
+// allocatorOf returns an allocator of devices based on the devices known to the scheduling cycle c. any is whether
+// there is anything to allocate. If it is false, the result is nil.
 func allocatorOf(c *framework.Cycle, any bool) (structured.Allocator, error) {
 	if !any {
 		return nil, nil

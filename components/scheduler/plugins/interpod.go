@@ -173,7 +173,8 @@ func (k *affinityState) moved(p *state.Pod, n *state.Node, by int64) {
 	}
 }
 
-// check returns why a node does not satisfy the affinity rules, or nil, see framework.Check.Node.
+// check returns why a node does not satisfy the pod's affinity and anti-affinity rules or the anti-affinity rules of
+// existing pods, or nil if it satisfies them. See framework.Check.Node.
 func (k *affinityState) check(n *state.Node) []framework.Reason {
 	for _, p := range k.near {
 		count, ok := p.at(n)

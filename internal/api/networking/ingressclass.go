@@ -130,8 +130,8 @@ func validateClassParameters(p *networkingv1.IngressClassParametersReference, pa
 	return errs
 }
 
-// join returns a table cell with the first most values, joined with commas, and the number of
-// others.
+// join returns a table cell with the values, joined with commas. If there are more than most, it
+// contains only the first most values and the number of omitted ones.
 func join(values []string, most int) string {
 	if len(values) > most {
 		return fmt.Sprintf("%s + %d more...", strings.Join(values[:most], ","), len(values)-most)

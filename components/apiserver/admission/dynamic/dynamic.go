@@ -218,7 +218,8 @@ type policy interface {
 	initializer.WantsManifestLoaders
 }
 
-// mutatingPolicy creates the plugin MutatingAdmissionPolicy.
+// mutatingPolicy creates the plugin MutatingAdmissionPolicy. name is the key of its configuration
+// in Config.Files.
 func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	x, err := mutatingpolicy.NewPlugin(p.cfg.file(name))
 	if err != nil {
@@ -241,7 +242,8 @@ func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	return x, nil
 }
 
-// validatingPolicy creates the plugin ValidatingAdmissionPolicy.
+// validatingPolicy creates the plugin ValidatingAdmissionPolicy. name is the key of its
+// configuration in Config.Files.
 func (p *Plugins) validatingPolicy(name string) (admission.Interface, error) {
 	x, err := validatingpolicy.NewPlugin(p.cfg.file(name))
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// DefaultHostPath sets the defaults of a hostPath volume.
+// DefaultHostPath sets the default type of a hostPath volume, "", if the type is nil.
 func DefaultHostPath(v *corev1.HostPathVolumeSource) { api.SetDefault(&v.Type, corev1.HostPathUnset) }
 
 // DefaultISCSI sets the iSCSI interface of a volume to "default" if it is empty.
