@@ -68,11 +68,11 @@ func (p *paths) add(op *operation) {
 	}
 }
 
-// with adds the schemas of the document's custom resources to all, the schemas of built-in kinds by name, and returns
-// all.
-func (p *paths) with(all map[string]json.RawMessage) map[string]json.RawMessage {
-	maps.Copy(all, p.custom)
-	return all
+// with adds the schemas of the document's custom resources to the map schemas, which contains the schemas of built-in kinds
+// by name. It returns the same map.
+func (p *paths) with(schemas map[string]json.RawMessage) map[string]json.RawMessage {
+	maps.Copy(schemas, p.custom)
+	return schemas
 }
 
 // members are the members of a JSON object in a fixed order. Because of the order, documents with

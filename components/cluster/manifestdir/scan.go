@@ -25,7 +25,8 @@ const (
 // errNoDirectory is the error if the directory does not exist.
 var errNoDirectory = errors.New("the directory does not exist")
 
-// wholeDirectory is the name of the unit that represents a problem of the directory itself.
+// wholeDirectory is the name under which an error of the directory itself is reported, for example that it cannot be
+// read. Errors of a file or a kustomization are reported under its path in the directory.
 const wholeDirectory = "."
 
 // unit is a file or a kustomization of the directory.

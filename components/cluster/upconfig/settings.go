@@ -174,7 +174,8 @@ func setValue(flag *pflag.Flag, values []string) error {
 	return flag.Value.Set(values[0])
 }
 
-// buildSettings sets c.settings.
+// buildSettings sets c.settings to the values of the UpConfiguration documents, by the name of the flag of `up` that each
+// key sets. It ignores keys and values that are not valid; Load has reported them.
 func (r *reader) buildSettings(c *Config) {
 	c.settings = map[string]setting{}
 	doc := r.merged[Kind]

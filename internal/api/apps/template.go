@@ -40,7 +40,8 @@ type number struct {
 // zero, which is valid.
 func optional[T int32 | int64](name string, p *T) number { return number{name, int64(api.ValueOf(p))} }
 
-// count returns a number for nonNegative from an int32 field that is not a pointer.
+// count returns the field name with the value n, for the validation by nonNegative. It is for int32 fields that are not
+// pointers; optional is for pointers.
 func count(name string, n int32) number { return number{name, int64(n)} }
 
 // notAbove checks that n, the field name of a status, is at most most. msg is the error message.

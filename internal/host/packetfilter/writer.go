@@ -158,9 +158,9 @@ func (w *Writer) mustRead(set Ruleset, first, placeJumps bool) bool {
 		slices.ContainsFunc(w.cfg.Foreign, func(c Chain) bool { return len(set.Chains[c]) == 0 }))
 }
 
-// apply makes a change. A service proxy can insert its jumps between the reading of the rules and
-// the writing, so apply then reads the rules again and corrects the position of jumps that must
-// follow them.
+// apply writes change to the kernel. If change contains jumps that must come after those of the service proxy
+// (AfterServices), the proxy may have inserted its own jumps since change.State was read. In this case, apply reads the
+// rules after the write and moves the AfterServices jumps that are in the wrong place, up to maxAttempts times.
 func (w *Writer) apply(ctx context.Context, family Family, change Change) error {
 	for range maxAttempts {
 		if err := w.backend.Apply(ctx, family, change); err != nil {
