@@ -79,7 +79,7 @@ func NewInProcess(cfg InProcessConfig) (*InProcess, error) {
 	s := &InProcess{
 		api: api{nodes: core.Nodes().Lister(), pods: core.Pods().Lister(), scrapes: scrapes},
 		scraper: scraper{
-			kubelets: &http.Client{Transport: cfg.Kubelets, Timeout: scrapeTimeout}, nodes: core.Nodes().Lister(), scrapes: scrapes, log: cfg.Log,
+			kubelets: &http.Client{Transport: cfg.Kubelets, Timeout: scrapeTimeout}, nodes: core.Nodes().Lister(), scrapes: scrapes, interval: resolution, log: cfg.Log,
 			synced: []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
 		},
 		transport: cfg.Kubelets, mux: http.NewServeMux(),

@@ -79,7 +79,7 @@ func New(cfg Config) (*Server, error) {
 		cfg: cfg,
 		api: api{nodes: core.Nodes().Lister(), pods: core.Pods().Lister(), scrapes: scrapes},
 		scraper: scraper{
-			kubelets: httpClient, nodes: core.Nodes().Lister(), scrapes: scrapes, log: cfg.Log,
+			kubelets: httpClient, nodes: core.Nodes().Lister(), scrapes: scrapes, interval: cfg.Resolution, log: cfg.Log,
 			synced: []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
 		},
 		auth: &frontProxyAuth{kube: cfg.Clients.Kube}, ready: make(chan struct{}),

@@ -28,14 +28,16 @@ type scraper struct {
 	scrapes  *scrapeStore
 	// synced report whether the caches of nodes and pods are complete.
 	synced []cache.InformerSynced
-	log    *slog.Logger
+	// interval is the interval between scrapes, for log messages.
+	interval time.Duration
+	log      *slog.Logger
 }
 
 // scrapeAll scrapes the kubelet of every node once, with limited concurrency.
 func (s *scraper) scrapeAll(ctx context.Context) {
 	nodes, err := s.nodes.List(labels.Everything())
 	if err != nil {
-		s.log.Error("listing nodes failed; no kubelet is scraped and metrics become outdated, retrying in the next round", "err", err)
+		s.log.Error("listing nodes failed; no kubelet is scraped and metrics become outdated, retrying after the interval", "interval", s.interval, "err", err)
 		return
 	}
 	names := map[string]bool{}
@@ -49,7 +51,7 @@ func (s *scraper) scrapeAll(ctx context.Context) {
 			got, err := s.scrape(ctx, n)
 			if err != nil {
 				if ctx.Err() == nil {
-					s.log.Warn("scraping kubelet failed; metrics of its node and pods are missing or outdated, retrying in the next round", "node", n.Name, "err", err)
+					s.log.Warn("scraping kubelet failed; metrics of its node and pods are missing or outdated, retrying after the interval", "node", n.Name, "interval", s.interval, "err", err)
 				}
 				return
 			}

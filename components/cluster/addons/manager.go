@@ -162,7 +162,7 @@ func (m *Manager) firstSettings(ctx context.Context) (Settings, error) {
 		if err == nil {
 			return s, nil
 		}
-		m.failed("reading the settings of add-ons failed, retrying", err)
+		m.failed("reading the settings of add-ons failed; no add-on is applied, retrying with back-off", err)
 		if !retry.Pause(ctx) {
 			return nil, ctx.Err()
 		}
@@ -220,7 +220,7 @@ func (m *Manager) reconcile(ctx context.Context, a manifests.Addon, enabled bool
 			return
 		}
 		if text := err.Error(); text != before {
-			m.failed("reconciling add-on failed, it may be incomplete, retrying", err, "addon", a.Name, "enabled", enabled)
+			m.failed("reconciling add-on failed; its objects may be missing or outdated, retrying with back-off", err, "addon", a.Name, "enabled", enabled)
 			m.warn(ctx, a, "ReconcileFailed", text)
 			m.writeError(ctx, a, text)
 			before = text
@@ -234,10 +234,10 @@ func (m *Manager) reconcile(ctx context.Context, a manifests.Addon, enabled bool
 // report logs what the user may not expect from a reconciled add-on.
 func (m *Manager) report(ctx context.Context, a manifests.Addon, s Status) {
 	if s.ReplacedBy != "" {
-		m.cfg.Log.Info("another server has replaced the add-on, its own objects are pruned", "addon", a.Name, "service", s.ReplacedBy)
+		m.cfg.Log.Info("add-on replaced by another server, its objects are pruned", "addon", a.Name, "service", s.ReplacedBy)
 	}
 	for _, ref := range s.Foreign {
-		m.cfg.Log.Warn("object of another client exists, the add-on leaves it unchanged: delete it and enable the add-on again", "addon", a.Name, "object", ref.String())
+		m.cfg.Log.Warn("object of another client exists; the add-on leaves it unchanged and may not work, delete the object and enable the add-on again", "addon", a.Name, "object", ref.String())
 		m.warn(ctx, a, "ForeignObject", ref.String()+" exists and is not part of the add-on. Delete it and enable the add-on again.")
 	}
 }
@@ -247,13 +247,13 @@ func (m *Manager) writeError(ctx context.Context, a manifests.Addon, text string
 	set := SetOf(a)
 	set.Data = map[string]string{dataError: text}
 	if err := m.cfg.Reconciler.Client.WriteData(ctx, set); err != nil && ctx.Err() == nil {
-		m.cfg.Log.Debug("writing the error of an add-on failed, `hyperkube status` does not show it", "addon", a.Name, "err", err)
+		m.cfg.Log.Debug("writing the error of an add-on failed; `hyperkube status` does not show it until the next error", "addon", a.Name, "err", err)
 	}
 }
 
 // warn creates an event on the parent of an add-on.
 func (m *Manager) warn(ctx context.Context, a manifests.Addon, reason, message string) {
 	if err := m.cfg.Reconciler.Client.Warn(ctx, SetOf(a), reason, message); err != nil && ctx.Err() == nil {
-		m.cfg.Log.Debug("creating event about add-on failed", "addon", a.Name, "err", err)
+		m.cfg.Log.Debug("creating an event about an add-on failed; the error is only in the log, not retried", "addon", a.Name, "err", err)
 	}
 }

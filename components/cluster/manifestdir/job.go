@@ -19,8 +19,9 @@ const Label = "hyperkube.io/manifest"
 
 // Keys of the data of a parent.
 const (
-	dataFile  = "file"
-	dataError = "error"
+	dataDirectory = "directory"
+	dataFile      = "file"
+	dataError     = "error"
 )
 
 // Problem returns the message about the unit of a parent with this data, or "" if the unit is applied.
@@ -31,8 +32,9 @@ func Problem(data map[string]string) string {
 	return "manifest " + data[dataFile] + ": " + data[dataError]
 }
 
-// setOf returns the set of a unit. The name of its parent is readable and unique.
-func setOf(name string) applyset.Set {
+// setOf returns the set of a unit of a directory. The name of its parent is readable, and unique in the directory: a
+// directory that is moved keeps its sets.
+func setOf(dir, name string) applyset.Set {
 	sum := sha256.Sum256([]byte(name))
 	readable := strings.Trim(strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
@@ -42,7 +44,7 @@ func setOf(name string) applyset.Set {
 	}, strings.ToLower(name)), "-")
 	return applyset.Set{
 		Name:   fmt.Sprintf("hyperkube-manifest-%.40s-%s", readable, hex.EncodeToString(sum[:4])),
-		Labels: map[string]string{Label: "true"}, Data: map[string]string{dataFile: name},
+		Labels: map[string]string{Label: "true"}, Data: map[string]string{dataDirectory: dir, dataFile: name},
 	}
 }
 
@@ -80,7 +82,7 @@ const tolerated = 5
 // process applies or deletes a unit until it succeeds or ctx is done. A unit that cannot be read or parsed is not
 // retried, because a change of its files starts another job. It reports whether it succeeded.
 func (a *Applier) process(ctx context.Context, u unit) bool {
-	set, retry, reported := setOf(u.name), a.retry, ""
+	set, retry, reported := setOf(a.cfg.Dir, u.name), a.retry, ""
 	for attempt := 1; ; attempt++ {
 		permanent, err := a.attempt(ctx, set, u)
 		if ctx.Err() != nil {
@@ -95,9 +97,9 @@ func (a *Applier) process(ctx context.Context, u unit) bool {
 		text := strings.ReplaceAll(err.Error(), "\n", "; ")
 		if text != reported && (permanent || attempt > tolerated || !meta.IsNoMatchError(rootCause(err))) {
 			if permanent {
-				a.cfg.Log.Warn("reading manifest failed, its former objects are kept, retrying when the file changes", "file", u.name, "err", text)
+				a.cfg.Log.Warn("reading manifest failed; its former objects are kept, retrying when the file changes", "file", u.name, "err", text)
 			} else {
-				a.cfg.Log.Warn("applying manifest failed, its objects may be incomplete or outdated, retrying with back-off", "file", u.name, "err", text)
+				a.cfg.Log.Warn("applying manifest failed; its objects may be missing or outdated, retrying with back-off", "file", u.name, "err", text)
 			}
 			a.report(ctx, set, u, text)
 			reported = text
@@ -172,12 +174,12 @@ func withLines(err error, lines map[*unstructured.Unstructured]int) error {
 
 // report reports an error of a unit in the parent of its set and as an event.
 func (a *Applier) report(ctx context.Context, set applyset.Set, u unit, text string) {
-	set.Data = map[string]string{dataFile: u.name, dataError: text}
+	set.Data = map[string]string{dataDirectory: a.cfg.Dir, dataFile: u.name, dataError: text}
 	err := a.cfg.Client.WriteData(ctx, set)
 	if err == nil {
 		err = a.cfg.Client.Warn(ctx, set, "ApplyFailed", Problem(set.Data))
 	}
 	if err != nil && ctx.Err() == nil {
-		a.cfg.Log.Warn("reporting an error of a manifest failed, `hyperkube status` does not show it", "file", u.name, "err", err)
+		a.cfg.Log.Warn("reporting an error of a manifest failed; `hyperkube status` does not show it until the next error", "file", u.name, "err", err)
 	}
 }

@@ -12,7 +12,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -31,6 +33,8 @@ const FieldManager = "hyperkube-manifests"
 type Config struct {
 	// Dir is the absolute path of the directory, which may not exist. Its parent directory must exist.
 	Dir string
+	// CreateDir creates the directory if it does not exist and no earlier run has applied files of it.
+	CreateDir bool
 	// Client applies objects as FieldManager, with the permissions of the administrator.
 	Client *applyset.Client
 	// Kube lists the sets of earlier runs.
@@ -56,6 +60,7 @@ func New(cfg Config) (*Applier, error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		return nil, fmt.Errorf("directory of manifests: %q is not an absolute path", cfg.Dir)
 	}
+	cfg.Dir = filepath.Clean(cfg.Dir) // events have clean paths
 	return &Applier{
 		cfg: cfg, quiet: 100 * time.Millisecond, maxDelay: 500 * time.Millisecond,
 		retry: backoff.Backoff{First: 100 * time.Millisecond, Max: time.Minute, Jitter: 0.1},
@@ -66,13 +71,13 @@ func New(cfg Config) (*Applier, error) {
 func (a *Applier) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		a.cfg.Log.Error("watching the directory of manifests failed, its files are not applied until the next start", "directory", a.cfg.Dir, "err", err)
+		a.cfg.Log.Error("watching the directory of manifests failed; its files are not applied until the next start", "directory", a.cfg.Dir, "err", err)
 		<-ctx.Done()
 		return nil
 	}
 	defer watcher.Close()
 	if err := watcher.Add(filepath.Dir(a.cfg.Dir)); err != nil {
-		a.cfg.Log.Warn("watching the parent of the directory of manifests failed, its creation is not noticed until the next start", "directory", a.cfg.Dir, "err", err)
+		a.cfg.Log.Warn("watching the parent of the directory of manifests failed; if the directory is created later, its files are not applied until the next start", "directory", a.cfg.Dir, "err", err)
 	}
 	jobs := map[string]*job{}
 	defer func() {
@@ -84,6 +89,11 @@ func (a *Applier) Run(ctx context.Context) error {
 	if err != nil {
 		return nil // ctx is done
 	}
+	if a.cfg.CreateDir && len(former) == 0 {
+		if err := os.Mkdir(a.cfg.Dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			a.cfg.Log.Warn("creating the directory of manifests failed; no manifest is applied until the directory exists", "directory", a.cfg.Dir, "err", err)
+		}
+	}
 	for {
 		if a.update(ctx, watcher, jobs, former) {
 			former = nil // their units have jobs now
@@ -94,7 +104,8 @@ func (a *Applier) Run(ctx context.Context) error {
 	}
 }
 
-// formerUnits returns the units that earlier runs have applied. It retries until it succeeds or ctx is done.
+// formerUnits returns the units that earlier runs have applied from the same directory. It retries until it succeeds
+// or ctx is done.
 func (a *Applier) formerUnits(ctx context.Context) ([]string, error) {
 	retry := a.retry
 	for {
@@ -102,14 +113,32 @@ func (a *Applier) formerUnits(ctx context.Context) ([]string, error) {
 		if err == nil {
 			var names []string
 			for i := range list.Items {
-				names = append(names, list.Items[i].Data[dataFile])
+				if data := list.Items[i].Data; data[dataDirectory] == a.cfg.Dir || data[dataFile] == wholeDirectory {
+					names = append(names, data[dataFile])
+				} else {
+					a.keep(ctx, data)
+				}
 			}
 			return names, nil
 		}
-		a.cfg.Log.Warn("listing the applied manifests failed, no manifest is applied, retrying with back-off", "err", err)
+		a.cfg.Log.Warn("listing the applied manifests failed; no manifest is applied, retrying with back-off", "err", err)
 		if !retry.Pause(ctx) {
 			return nil, ctx.Err()
 		}
+	}
+}
+
+// keep keeps the objects of a unit of another directory, because a user who forgets the option of the directory must
+// not lose them. It removes the error of the unit, which does not concern the present directory. data is that of the
+// parent of the unit's set.
+func (a *Applier) keep(ctx context.Context, data map[string]string) {
+	a.cfg.Log.Warn("manifest of another directory is not updated; its objects are kept, to delete them start with that directory and without the file",
+		"file", data[dataFile], "directory", data[dataDirectory])
+	if data[dataError] == "" {
+		return
+	}
+	if err := a.cfg.Client.WriteData(ctx, setOf(data[dataDirectory], data[dataFile])); err != nil && ctx.Err() == nil {
+		a.cfg.Log.Warn("removing the error of a manifest of another directory failed; `hyperkube status` shows it, retrying at the next start", "file", data[dataFile], "err", err)
 	}
 }
 
@@ -119,12 +148,12 @@ func (a *Applier) formerUnits(ctx context.Context) ([]string, error) {
 func (a *Applier) update(ctx context.Context, watcher *fsnotify.Watcher, jobs map[string]*job, former []string) bool {
 	found, err := a.scan(func(dir string) {
 		if err := watcher.Add(dir); err != nil {
-			a.cfg.Log.Error("watching a directory of manifests failed, changes of its files are not applied until the next start", "directory", dir, "err", err)
+			a.cfg.Log.Error("watching a directory of manifests failed; changes of its files are not applied, retrying with the next change of another directory", "directory", dir, "err", err)
 		}
 	})
 	if errors.Is(err, errNoDirectory) {
 		if len(jobs)+len(former) > 0 {
-			a.cfg.Log.Warn("directory of manifests does not exist, keeping the objects of its former files until it is created", "directory", a.cfg.Dir)
+			a.cfg.Log.Warn("directory of manifests does not exist; the objects of its former files are kept until it is created", "directory", a.cfg.Dir)
 		}
 		return false
 	}

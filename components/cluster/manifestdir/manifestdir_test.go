@@ -24,17 +24,19 @@ type env struct {
 	*testing.T
 	*testapi.Server
 	dir string
+	// create is Config.CreateDir.
+	create bool
 }
 
 func newEnv(t *testing.T) env {
-	return env{t, testapi.Start(t), filepath.Join(t.TempDir(), "manifests")}
+	return env{T: t, Server: testapi.Start(t), dir: filepath.Join(t.TempDir(), "manifests")}
 }
 
 // run runs an Applier until the returned function is called or the test ends.
 func (e env) run() func() {
 	e.Helper()
 	a, err := New(Config{
-		Dir: e.dir, Kube: e.Kube, Log: slog.New(slog.DiscardHandler),
+		Dir: e.dir + "/", CreateDir: e.create, Kube: e.Kube, Log: slog.New(slog.DiscardHandler),
 		Client: &applyset.Client{Dynamic: e.Dynamic, Mapper: e.Mapper, FieldManager: FieldManager},
 	})
 	if err != nil {
@@ -141,7 +143,7 @@ func TestFiles(t *testing.T) {
 	e.write("one.yaml", configMaps("b", "d")+"---\nkind: ")
 	e.problems("manifest one.yaml: line 9: an object requires apiVersion and kind")
 	testwait.Succeed(t, "event", func() error {
-		events, err := e.Kube.CoreV1().Events(applyset.ParentNamespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + setOf("one.yaml").Name})
+		events, err := e.Kube.CoreV1().Events(applyset.ParentNamespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + setOf(e.dir, "one.yaml").Name})
 		if err == nil && (len(events.Items) != 1 || !strings.Contains(events.Items[0].Message, "one.yaml: line 9")) {
 			err = fmt.Errorf("events %v", events.Items)
 		}
@@ -170,6 +172,34 @@ func TestFiles(t *testing.T) {
 	if err != nil || len(list.Items) != 0 {
 		t.Errorf("sets %v, %v", list.Items, err)
 	}
+}
+
+// TestDirectories starts with another directory, which is created. The objects of the first one are kept until it is
+// used again, except those of a file whose name exists in the other one: it is the same file in a moved directory.
+func TestDirectories(t *testing.T) {
+	e := newEnv(t)
+	e.write("one.yaml", configMaps("a"))
+	e.write("both.yaml", configMaps("b"))
+	stop := e.run()
+	e.write("broken.yaml", "kind: ")
+	e.problems("manifest broken.yaml: line 1: an object requires apiVersion and kind")
+	e.has("a", "b")
+	stop()
+	first := e.dir
+	e.remove("one.yaml")
+	e.dir, e.create = filepath.Join(t.TempDir(), "other"), true
+	stop = e.run()
+	testwait.Succeed(t, "directory", func() error {
+		_, err := os.Stat(e.dir)
+		return err
+	})
+	e.write("both.yaml", configMaps("c"))
+	e.has("a", "c")
+	e.problems()
+	stop()
+	e.dir = first
+	e.run()
+	e.has("b")
 }
 
 // TestForeign applies a file to an object that exists. It survives the file.

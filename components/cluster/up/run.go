@@ -17,26 +17,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
-	"hyperkube/components/cluster/addons"
-	"hyperkube/components/cluster/applyset"
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/localnodes"
-	"hyperkube/components/cluster/manifestdir"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/upconfig"
 	"hyperkube/components/cluster/watchdog"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/base/lifecycle"
-	"hyperkube/internal/base/version"
 	"hyperkube/internal/credentials/encryption"
 	"hyperkube/internal/credentials/kubeconfig"
 	"hyperkube/internal/credentials/pki"
 	"hyperkube/internal/host/hostaddress"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
-	"hyperkube/manifests"
 )
 
 // clusterRun runs a cluster in this process.
@@ -216,48 +211,6 @@ func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifec
 	}
 	c.steps.Done(began, "the API server is ready on %s", c.server())
 	return parts, nil
-}
-
-// objectOptions selects the objects that the cluster applies by itself.
-type objectOptions struct {
-	// enable are the add-ons that this start enables.
-	enable []string
-	// manifests is the directory of manifests.
-	manifests string
-}
-
-// startManifests starts applying the directory of manifests.
-func (c *clusterRun) startManifests(ctx context.Context, group *lifecycle.Group, p *parts) error {
-	applier, err := manifestdir.New(manifestdir.Config{
-		Dir:    c.objects.manifests,
-		Client: &applyset.Client{Dynamic: p.admin.Dynamic, Mapper: p.mapper, FieldManager: manifestdir.FieldManager},
-		Kube:   p.admin.Kube, Log: c.log.With("component", "manifests"),
-	})
-	if err != nil {
-		return err
-	}
-	group.Start(context.WithoutCancel(ctx), "manifests", applier)
-	return nil
-}
-
-// startAddons starts applying the objects of the enabled add-ons.
-func (c *clusterRun) startAddons(ctx context.Context, group *lifecycle.Group, p *parts) (*addons.Manager, error) {
-	manager, err := addons.NewManager(addons.Config{
-		Reconciler: &addons.Reconciler{
-			Client: &applyset.Client{Dynamic: p.admin.Dynamic, Mapper: p.mapper, FieldManager: addons.FieldManager},
-			Values: manifests.Values{
-				Image: version.Image(), DNSAddress: c.cluster.DNSAddress, Domain: c.cluster.Domain, InProcess: true,
-			},
-			FormerPods: slices.Contains(c.cluster.Addons, "metrics"),
-		},
-		Kube: p.admin.Kube, ConfigMaps: p.shared.Informers.Core().V1().ConfigMaps().Informer(), Enable: c.objects.enable, Saved: c.cluster.Addons,
-		Log: c.log.With("component", "add-ons"),
-	})
-	if err != nil {
-		return nil, err
-	}
-	group.Start(context.WithoutCancel(ctx), "add-ons", manager)
-	return manager, nil
 }
 
 // waitControl waits until the controller manager and the scheduler are ready.
