@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"hyperkube/internal/host/layout"
 )
 
 // configuration is a configuration file with all kinds of documents. AUDIT is the path of the audit log, POLICY that of its policy.
@@ -170,6 +172,57 @@ func TestConfiguration(t *testing.T) {
 	}
 	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "already running") {
 		t.Errorf("up without flags printed\n%s", out)
+	}
+}
+
+// TestConfigurationOfNodes checks that a change replaces only the processes that it concerns: one of the kubelet that of the first node,
+// another port of the API server also those of additional nodes.
+func TestConfigurationOfNodes(t *testing.T) {
+	a := newAlone(t)
+	root := filepath.Join(a.dir, "r")
+	t.Cleanup(func() { _ = a.command(a.binary, "reset", "--root", root).Run() })
+	l := layout.Under(root)
+	pids := func() (main, additional string) {
+		t.Helper()
+		var out []string
+		for _, node := range []layout.Node{l, l.Numbered(1)} {
+			pid, err := os.ReadFile(node.PIDFile(layout.MainProcess))
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, strings.TrimSpace(string(pid)))
+		}
+		return out[0], out[1]
+	}
+	file := filepath.Join(a.dir, "config.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("# no settings\n")
+	a.hyperkube("up", "--nodes=2", "--root", root, "--config", file)
+	main, additional := pids()
+
+	kubelet := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 43\n"
+	write(kubelet)
+	a.hyperkube("up", "--root", root)
+	nextMain, nextAdditional := pids()
+	if nextMain == main || nextAdditional != additional {
+		t.Errorf("after a change of the kubelet: processes %s and %s, before %s and %s", nextMain, nextAdditional, main, additional)
+	}
+
+	write(kubelet + "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\napiServer: {extraArgs: [{name: secure-port, value: '7443'}]}\n")
+	a.hyperkube("up", "--root", root)
+	if lastMain, lastAdditional := pids(); lastMain == nextMain || lastAdditional == additional {
+		t.Errorf("after a change of the port: processes %s and %s, before %s and %s", lastMain, lastAdditional, nextMain, additional)
+	}
+	second := a.kubectl("get", "nodes", "-o", "jsonpath={.items[1].metadata.name}")
+	a.apply("apiVersion: v1\nkind: Pod\nmetadata: {name: second}\nspec:\n  nodeName: " + second + "\n  containers: [{name: a, image: IMAGE, command: [/hyperkube, hello]}]\n")
+	a.kubectl("wait", "pod/second", "--for=condition=Ready", "--timeout=120s")
+	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "already running") {
+		t.Errorf("up without a change printed\n%s", out)
 	}
 }
 

@@ -272,12 +272,12 @@ func (f *nodeManager) start(ctx context.Context, machine *localnodes.Network, i 
 		return err
 	}
 	if pid != 0 {
-		// Replace a process of another build, or with another address of the API server. Its pods keep running.
+		// Replace a process of another build or with other settings. Its pods keep running.
 		same, err := sameProgram(fmt.Sprintf("/proc/%d/exe", pid), "/proc/self/exe")
 		if err != nil && !errors.Is(err, process.ErrNotFound) {
 			return fmt.Errorf("node %q: %w", name, err)
 		}
-		if !same || f.hasOtherServer(machine, i) {
+		if !same || f.isOutdated(machine, i) {
 			if err := teardown.StopMain(ctx, io.Discard, l); err != nil {
 				return fmt.Errorf("node %q: %w", name, err)
 			}
@@ -314,9 +314,14 @@ func (f *nodeManager) server(machine *localnodes.Network) string {
 	return "https://" + f.apiServer.String()
 }
 
-// hasOtherServer reports whether the i-th additional node was configured with another URL of the API server.
-func (f *nodeManager) hasOtherServer(machine *localnodes.Network, i int) bool {
-	rest, err := clientcmd.BuildConfigFromFlags("", filepath.Join(f.layout.Numbered(i).Data, "kubelet.conf"))
+// isOutdated reports whether the i-th additional node was configured with another URL of the API server or with other settings.
+func (f *nodeManager) isOutdated(machine *localnodes.Network, i int) bool {
+	l := f.layout.Numbered(i)
+	var o node.Options
+	if o.Load(l) == nil && (o.Network != string(f.desired.Network) || o.NoSeccompDefault != f.noSeccompDefault) {
+		return true
+	}
+	rest, err := clientcmd.BuildConfigFromFlags("", filepath.Join(l.Data, "kubelet.conf"))
 	return err == nil && rest.Host != f.server(machine)
 }
 

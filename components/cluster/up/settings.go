@@ -14,14 +14,15 @@ import (
 	"hyperkube/components/cluster/upconfig"
 	"hyperkube/components/network"
 	"hyperkube/internal/host/layout"
+	"hyperkube/manifests"
 )
 
-// pathFlags are the flags whose values are paths. The cluster runs in another working directory.
-var pathFlags = []string{"config", "manifests", "kubelet-config", "kubelet-config-dir", "image-credential-provider-config", "image-credential-provider-bin-dir"}
+// pathFlags are the flags whose values are paths and that can be set in a file. The cluster runs in another working directory.
+var pathFlags = []string{"manifests", "kubelet-config", "kubelet-config-dir", "image-credential-provider-config", "image-credential-provider-bin-dir"}
 
 // makePathsAbsolute makes the paths on the command line absolute, and returns arguments with them.
 func makePathsAbsolute(flags *pflag.FlagSet) (args []string, err error) {
-	for _, name := range pathFlags {
+	for _, name := range append([]string{"config"}, pathFlags...) {
 		f := flags.Lookup(name)
 		if !f.Changed || f.Value.String() == "" {
 			continue
@@ -83,12 +84,32 @@ func (o *upOptions) readSettings(flags *pflag.FlagSet, l layout.Node) error {
 
 // validate reports invalid values that are otherwise detected after the cluster has begun to start.
 func (o *upOptions) validate() error {
-	errs := []error{network.Mode(o.podNetwork).Validate()}
-	if o.nodeName != "" {
-		errs = append(errs, clusterconfig.CheckNodeName(o.nodeName))
+	var errs []error
+	check := func(flag string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", o.settings.Position(flag), err))
+		}
 	}
-	id := clusterconfig.Cluster{PodCIDRs: slices.Clone(o.podCIDRs), ServiceCIDRs: slices.Clone(o.serviceCIDRs)}
-	return errors.Join(append(errs, id.ChooseRanges(nil), id.EnableAddons(o.addons))...)
+	check("pod-network", network.Mode(o.podNetwork).Validate())
+	if o.nodeName != "" {
+		check("node-name", clusterconfig.CheckNodeName(o.nodeName))
+	}
+	if o.nodes < 0 || o.nodes > maxLocalNodes {
+		check("nodes", fmt.Errorf("must be from 1 to %d, or 0 to keep the current number", maxLocalNodes))
+	}
+	// ChooseRanges modifies the slices.
+	pods := clusterconfig.Cluster{PodCIDRs: slices.Clone(o.podCIDRs)}
+	if err := pods.ChooseRanges(nil); err != nil {
+		check("cluster-cidr", err)
+	} else {
+		both := clusterconfig.Cluster{PodCIDRs: slices.Clone(o.podCIDRs), ServiceCIDRs: slices.Clone(o.serviceCIDRs)}
+		check("service-cidr", both.ChooseRanges(nil))
+	}
+	for _, name := range o.addons {
+		_, err := manifests.FindAddon(name)
+		check("with", err)
+	}
+	return errors.Join(errs...)
 }
 
 // saveRunning stores the configuration of this process for later calls of `up`.

@@ -68,13 +68,13 @@ func (r *reader) buildCluster(c *Config) {
 		{"dnsDomain", "cluster-domain", cluster.Networking.DNSDomain},
 	} {
 		if n.value != "" {
-			r.buildNetworking(c, doc, n.key, n.flag, n.value)
+			r.buildNetworking(c, doc, n.key, n.flag)
 		}
 	}
 }
 
 // buildNetworking adds a setting of ClusterConfiguration that is also a flag of `up`.
-func (r *reader) buildNetworking(c *Config, doc *strictyaml.Node, key, name, value string) {
+func (r *reader) buildNetworking(c *Config, doc *strictyaml.Node, key, name string) {
 	field, _ := lookup(doc, "networking", key)
 	flag := r.flags.Lookup(name)
 	values, problem := valuesOf(field.Value, flag)

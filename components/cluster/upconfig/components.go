@@ -1,6 +1,7 @@
 package upconfig
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"hyperkube/components/proxy"
 	"hyperkube/components/scheduler"
 	"hyperkube/internal/base/strictyaml"
+	"hyperkube/internal/host/layout"
 )
 
 // Components are the settings of the components. Each is nil if the files contain none of the component.
@@ -43,7 +45,9 @@ func (r *reader) buildComponents(c *Config) {
 		set := newSet()
 		out.APIServer = compose.NewFlags(set)
 		r.setArguments("kube-apiserver", set, args)
-		r.validate(args[0], args, "apiServer.extraArgs", out.APIServer.Validate)
+		r.validate(args[0], args, "apiServer.extraArgs", func() error {
+			return errors.Join(out.APIServer.Validate(), checkPort(out.APIServer.Address().Port()))
+		})
 	}
 	if args := items(cluster, "controllerManager", "extraArgs"); len(args) > 0 {
 		set := newSet()
@@ -72,6 +76,19 @@ func (r *reader) buildComponents(c *Config) {
 			return out.Kubelet.Validate(file)
 		})
 	}
+}
+
+// checkPort returns an error if the port of the API server is that of another component.
+func checkPort(port uint16) error {
+	owner := map[uint16]string{
+		layout.PortEtcdClient: "etcd", layout.PortEtcdPeer: "etcd", layout.PortKubelet: "the kubelet", layout.PortKubeletHealthz: "the kubelet",
+		layout.PortProxyHealthz: "the service proxy", layout.PortProxyMetrics: "the service proxy",
+		layout.PortControllerManager: "the controller manager", layout.PortScheduler: "the scheduler",
+	}[port]
+	if owner == "" {
+		return nil
+	}
+	return fmt.Errorf("--secure-port: %d is a port of %s", port, owner)
 }
 
 func (r *reader) buildScheduler(c *Config, args []*strictyaml.Node) {

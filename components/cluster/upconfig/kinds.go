@@ -75,7 +75,7 @@ func (r *reader) kindOf(doc *strictyaml.Node) (kind, bool) {
 	}
 	switch reason := foreignKinds[name]; {
 	case name == "":
-		r.fail(doc.Position(), "the document has no kind: expected one of %s", strings.Join(names, ", "))
+		r.fail(doc.Position(), "the document has no kind: a document of settings of `up` begins with the lines \"apiVersion: %s\" and \"kind: %s\"; other kinds are %s", APIVersion, Kind, strings.Join(names[1:], ", "))
 	case reason != "":
 		r.fail(doc.Position(), "kind %s is not supported: %s", name, reason)
 	default:

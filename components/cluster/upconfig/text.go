@@ -17,7 +17,7 @@ import (
 
 // firstStart are flags that only have an effect when the cluster is created, or that a running cluster applies. They are not part of
 // the configuration for which `up` replaces a running process.
-var firstStart = []string{"node-name", "cluster-cidr", "service-cidr", "cluster-domain", "nodes", "pod-network", "no-kubeconfig"}
+var firstStart = []string{"node-name", "cluster-cidr", "service-cidr", "cluster-domain", "nodes", "no-kubeconfig"}
 
 func isFirstStart(flag string) bool { return slices.Contains(firstStart, flag) }
 
@@ -133,7 +133,7 @@ func stringFlag(flags *pflag.FlagSet, name string) string {
 // valueOf returns the value of a flag as it is written in a file.
 func valueOf(flag *pflag.Flag) any {
 	if list, ok := flag.Value.(pflag.SliceValue); ok {
-		return list.GetSlice()
+		return append([]string{}, list.GetSlice()...) // not null
 	}
 	switch flag.Value.Type() {
 	case "bool":
