@@ -154,7 +154,7 @@ func (n *Network) Run(ctx context.Context) error {
 			if !n.kernel.writer.Lost(ctx) {
 				continue
 			}
-			n.cfg.Log.Info("iptables rules of the pod network were removed by another program, so connections between pods of different nodes may have failed or may have had a node address as source; writing the rules again now")
+			n.cfg.Log.Info("iptables rules of the pod network are missing, changed or unreadable, probably because of another program; connections between pods of different nodes may have failed or may have had a node address as source; writing the rules again now")
 		case _, ok := <-routes:
 			if !ok {
 				// The subscription overflowed and events were lost: sync and subscribe again.

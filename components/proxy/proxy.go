@@ -260,7 +260,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			if !p.writer.Lost(ctx) {
 				continue
 			}
-			p.cfg.Log.Info("iptables rules of Services were removed by another program, so connections to Services may have failed; writing the rules again now")
+			p.cfg.Log.Info("iptables rules of Services are missing, changed or unreadable, probably because of another program; connections to Services may have failed, writing the rules again now")
 		}
 		if err := p.sync(ctx, &eventWrites); err != nil {
 			if ctx.Err() != nil {

@@ -119,9 +119,9 @@ func encode(v any) ([]byte, error) {
 // methods are the HTTP methods in the order in which a document contains the operations of a path.
 var methods = []string{"get", "put", "post", "delete", "options", "head", "patch"}
 
-// items returns the value of the document's field "paths": the operations and common parameters of
-// each path.
-// It adds parameters that several operations of a v2 document use to shared, by name.
+// items returns the value of the document's field "paths": the operations and common parameters of each path. In a v2
+// document, most parameters are references. items adds these parameters to shared, the parameters of the whole document,
+// by their name with a hash of the content.
 func (p *paths) items(shared map[string]any) (map[string]any, error) {
 	out := make(map[string]any, len(p.operations))
 	for path, ops := range p.operations {

@@ -247,7 +247,7 @@ func (m *Manager) writeError(ctx context.Context, a manifests.Addon, text string
 	set := SetOf(a)
 	set.Data = map[string]string{dataError: text}
 	if err := m.cfg.Reconciler.Client.WriteData(ctx, set); err != nil && ctx.Err() == nil {
-		m.cfg.Log.Debug("writing the error of an add-on failed; `hyperkube status` does not show it until the next error", "addon", a.Name, "err", err)
+		m.cfg.Log.Debug("writing the error of an add-on failed; `hyperkube status` does not show it, no retry until the error changes", "addon", a.Name, "err", err)
 	}
 }
 

@@ -133,7 +133,7 @@ func (r *resumer) report(reason string) {
 	// This process works, although the cluster that the watchdog checks has stopped.
 	progress.NotifySystemd("STATUS=waiting for free disk space: " + reason + "\nWATCHDOG=1")
 	if err := os.WriteFile(r.layout.Stopped(), []byte(reason), 0o644); err != nil {
-		r.log.Warn("writing the file with the reason why the cluster has stopped failed; `hyperkube status` does not show the reason, the log does; retrying at the next attempt to start", "file", r.layout.Stopped(), "err", err)
+		r.log.Warn("writing to a file why the cluster is stopped (its disk is full) failed; `hyperkube status` does not show the reason, retrying at the next check of the disk", "file", r.layout.Stopped(), "err", err)
 	}
 }
 

@@ -234,7 +234,8 @@ func (c *Controller) record(set *appsv1.StatefulSet, p *corev1.Pod, verb string,
 	c.env.Events.Eventf(set, corev1.EventTypeWarning, v[1], "%s Pod %s in StatefulSet %s failed error: %s", v[2], p.Name, set.Name, err)
 }
 
-// prune deletes the oldest revisions that no pod has and that are not current, beyond spec.revisionHistoryLimit.
+// prune deletes the oldest revisions that are not in use, except for the newest spec.revisionHistoryLimit (default 10) of
+// these. The current revision, the update revision and those of existing pods are in use.
 func (u *update) prune(ctx context.Context) error {
 	limit := 10
 	if u.set.Spec.RevisionHistoryLimit != nil {

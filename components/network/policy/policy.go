@@ -141,7 +141,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			if !e.writer.Lost(ctx) {
 				continue
 			}
-			e.cfg.Log.Info("iptables rules of network policies were removed by another program, so policies may not have been enforced; writing the rules again now")
+			e.cfg.Log.Info("iptables rules of network policies are missing, changed or unreadable, probably because of another program; policies may not have been enforced; writing the rules again now")
 		}
 		if !guarded && len(e.policies.GetStore().ListKeys()) > 0 {
 			guarded = true

@@ -197,7 +197,7 @@ func (l *Log) complain(err error) {
 // complainLocked does what complain describes. The caller must hold mu.
 func (l *Log) complainLocked(err error) {
 	if err != nil && !l.failed {
-		l.log.Warn("writing container log failed; output of the container is missing in its log until writing succeeds again, retrying with the next output", "file", l.path, "err", err)
+		l.log.Warn("writing container log failed; this output and all further output are lost until writing succeeds again, trying again with the next output", "file", l.path, "err", err)
 	}
 	l.failed = err != nil
 }
@@ -213,8 +213,9 @@ type splitter struct {
 // newSplitter returns a splitter for a stream.
 func newSplitter(stream Stream) *splitter { return &splitter{stream: stream} }
 
-// Add returns the log entries for the lines that chunk completes, with the timestamp now. An incomplete line is kept
-// for the next call. The result is valid until the next call.
+// Add returns the log entries for the lines that chunk completes, with the timestamp now. A line longer than maxLine is
+// split into partial entries, which are returned as soon as they are full. The rest of an incomplete line is kept for
+// the next call. The result is valid until the next call.
 func (s *splitter) Add(now time.Time, chunk []byte) []byte {
 	s.out = s.out[:0]
 	for len(chunk) > 0 {

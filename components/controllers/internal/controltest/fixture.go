@@ -168,7 +168,8 @@ func Count(list []string, prefix string) (n int) {
 	return n
 }
 
-// Sync adds key to the controller's queue and syncs it in the calling goroutine. It returns the error of the sync.
+// Sync adds key to the controller's queue, and syncs it and all other keys in the queue in the calling goroutine. It
+// returns the first error.
 func Sync(t *testing.T, l *control.Loop, key string) error {
 	t.Helper()
 	l.Add(key)

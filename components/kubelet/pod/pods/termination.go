@@ -167,7 +167,7 @@ func (l *logFiles) unlinkLog(pod *v1.Pod, container, id string) {
 		return
 	}
 	if err := os.Remove(l.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		l.log.Debug("removing link to log of removed container failed, the dangling link remains", "path", filepath.Base(l.logLink(pod, container, id)), "containerID", id, "err", err)
+		l.log.Debug("removing link to log of removed container failed; the dangling link remains until the next cleanup of logs, within minutes", "path", filepath.Base(l.logLink(pod, container, id)), "containerID", id, "err", err)
 	}
 }
 

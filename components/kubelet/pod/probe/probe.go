@@ -313,9 +313,9 @@ func isPlainHTTPResponse(err error) bool {
 	return strings.Contains(err.Error(), "server gave HTTP response to HTTPS client")
 }
 
-// retryWithoutTLS sends the request of an HTTPS hook again with HTTP and without credentials, as upstream
-// does for compatibility: before hooks supported HTTPS, they were always called with HTTP. A success emits an
-// event.
+// retryWithoutTLS sends the request of an HTTPS hook again with HTTP and without credentials, after the server has
+// responded in plain HTTP. Upstream does this for compatibility: before hooks supported HTTPS, they were always called
+// with HTTP. A success emits an event.
 func (p *Prober) retryWithoutTLS(t Target, req *http.Request) error {
 	plain := req.Clone(req.Context())
 	plain.URL.Scheme = "http"
