@@ -160,6 +160,12 @@ func (m *machine) up(args ...string) {
 	began := time.Now()
 	m.Log(m.run("hyperkube", append([]string{"up"}, args...)...))
 	m.Logf("up took %s", time.Since(began).Round(time.Millisecond))
+	m.importBusybox()
+}
+
+// importBusybox imports the image busybox.
+func (m *machine) importBusybox() {
+	m.Helper()
 	archive := filepath.Join(m.dir, "busybox.tar")
 	if err := testimage.WriteBusybox(archive, busybox); err != nil {
 		m.Fatal(err)

@@ -130,6 +130,12 @@ func (m *machine) stoppedInOrder(n int) {
 	if !slices.IsSorted(stops) {
 		m.Errorf("the critical pod has stopped before the other: %v", stops)
 	}
+	m.orderlyShutdown()
+}
+
+// orderlyShutdown checks that the stop job has stopped the pods before the current boot.
+func (m *machine) orderlyShutdown() {
+	m.Helper()
 	log := m.run("journalctl", "--no-pager", "-b", "-1", "-o", "short-monotonic", "-u", "hyperkube-pods.service")
 	m.Log(log)
 	for _, bad := range []string{"timed out", "without their preStop hooks"} {
