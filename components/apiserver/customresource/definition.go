@@ -177,7 +177,7 @@ func (v *kindVersion) resource(terminating, early bool) *api.Resource {
 			Convert:         d.convertTo,
 			ConvertLossless: d.convertRaw,
 			Remote:          d.remote(),
-			AtomicMaps:      sync.OnceValue(v.hasAtomicMaps),
+			AtomicMaps:      sync.OnceValue(func() bool { return v.Schema != nil && hasAtomicMap(v.Schema.OpenAPIV3Schema) }),
 
 			StatusVersions: d.withStatus(),
 

@@ -39,12 +39,8 @@ const metadataTypes = `{
   "kind": {"type": "string"}, "name": {"type": "string"}, "uid": {"type": "string", "default": ""}}}
 }`
 
-// hasAtomicMaps reports whether the schema contains a map with x-kubernetes-map-type: atomic, outside
-// of lists.
-func (v *kindVersion) hasAtomicMaps() bool {
-	return v.Schema != nil && hasAtomicMap(v.Schema.OpenAPIV3Schema)
-}
-
+// hasAtomicMap reports whether a schema, which may be nil, contains a map with x-kubernetes-map-type: atomic,
+// outside of lists.
 func hasAtomicMap(s *apiextensionsv1.JSONSchemaProps) bool {
 	if s == nil {
 		return false
