@@ -13,7 +13,7 @@ var k3sSettings = map[string]string{
 	"write-kubeconfig-mode":             "`up` writes the kubeconfig of the administrator with mode 0600 and adds it to your kubeconfig; create one for another user with `hyperkube kubeconfig user`",
 	"write-kubeconfig":                  "`up` adds a context to your kubeconfig unless noKubeconfig is true",
 	"tls-san":                           "use apiServer.certSANs of ClusterConfiguration",
-	"disable":                           "optional add-ons are only enabled if the key with of UpConfiguration lists them",
+	"disable":                           "run `hyperkube addon list` and `hyperkube addon disable NAME`; most components that k3s includes are not installed by default",
 	"node-label":                        "use node-labels in kubeletExtraArgs of UpConfiguration",
 	"node-taint":                        "use registerWithTaints of KubeletConfiguration",
 	"cluster-cidr":                      "use clusterCIDR of UpConfiguration",

@@ -11,13 +11,13 @@ import (
 	"hyperkube/internal/base/strictyaml"
 )
 
-// The kind of hyperkube's own settings.
+// Kind and APIVersion identify the documents with hyperkube's own settings.
 const (
 	Kind       = "UpConfiguration"
 	APIVersion = "hyperkube.io/v1alpha1"
 )
 
-// The other kinds.
+// clusterKind and the other constants are the kinds of kubeadm and of Kubernetes that a file can contain.
 const (
 	clusterKind   = "ClusterConfiguration"
 	kubeletKind   = "KubeletConfiguration"

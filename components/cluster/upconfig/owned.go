@@ -12,7 +12,7 @@ type owned struct {
 	reason string
 }
 
-// Reasons that several components share.
+// reasonClient and the other constants are reasons that several components share.
 const (
 	reasonClient      = "the component reaches the API server in its process"
 	reasonLog         = "all components of `up` have one log; set verbose of UpConfiguration for debug messages"

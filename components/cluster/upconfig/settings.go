@@ -63,7 +63,7 @@ type arguments struct {
 	Proxy   []kubeadmapi.Argument `json:"kubeProxyExtraArgs,omitempty"`
 }
 
-// The keys of arguments.
+// kubeletArgs and proxyArgs are the keys of arguments.
 const (
 	kubeletArgs = "kubeletExtraArgs"
 	proxyArgs   = "kubeProxyExtraArgs"

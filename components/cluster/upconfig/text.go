@@ -17,7 +17,7 @@ import (
 
 // firstStart are flags that only have an effect when the cluster is created, or that a running cluster applies. They are not part of
 // the configuration for which `up` replaces a running process.
-var firstStart = []string{"node-name", "cluster-cidr", "service-cidr", "cluster-domain", "nodes", "no-kubeconfig"}
+var firstStart = []string{"node-name", "cluster-cidr", "service-cidr", "cluster-domain", "nodes", "with", "no-kubeconfig"}
 
 func isFirstStart(flag string) bool { return slices.Contains(firstStart, flag) }
 

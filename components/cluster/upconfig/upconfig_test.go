@@ -52,7 +52,7 @@ func (f *testFlags) set() *pflag.FlagSet {
 
 func newTestFlags() *pflag.FlagSet { return new(testFlags).set() }
 
-// The first lines of documents.
+// upHead and the other constants are the first lines of documents.
 const (
 	upHead        = "apiVersion: hyperkube.io/v1alpha1\nkind: UpConfiguration\n"
 	clusterHead   = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n"
@@ -119,7 +119,7 @@ func TestSettings(t *testing.T) {
 		t.Errorf("files: %q", c.Files)
 	}
 	text, err := c.Text(set, true)
-	if want := upHead + "bindAddress: '::'\nnodeMonitorGracePeriod: 1m0s\nwith:\n- metrics\n"; err != nil || text != want {
+	if want := upHead + "bindAddress: '::'\nnodeMonitorGracePeriod: 1m0s\n"; err != nil || text != want {
 		t.Errorf("text for replacing:\n%s%v", text, err)
 	}
 	if text, err = c.Text(set, false); err != nil || !strings.Contains(text, "\nnodeName: b\nnodes: 4\n") {
@@ -364,7 +364,7 @@ func TestRunning(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	set := newTestFlags()
-	if err := set.Parse([]string{"--with=a,b", "--root=/r", "--nodes=3", "--config=/c"}); err != nil {
+	if err := set.Parse([]string{"--with=a,b", "--kubelet-config=/k", "--root=/r", "--nodes=3", "--config=/c"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := (Running{Args: KeptArgs(set), Text: "x"}).Save(l); err != nil {
@@ -374,7 +374,7 @@ func TestRunning(t *testing.T) {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
 	r, err := LoadRunning(l)
-	if err != nil || r.Text != "x" || strings.Join(r.Args, " ") != "--config=/c --with=a,b" {
+	if err != nil || r.Text != "x" || strings.Join(r.Args, " ") != "--config=/c --kubelet-config=/k" {
 		t.Errorf("%+v, %v", r, err)
 	}
 	var f testFlags
@@ -382,7 +382,7 @@ func TestRunning(t *testing.T) {
 	if err := set.Parse([]string{"--config=/d"}); err != nil {
 		t.Fatal(err)
 	}
-	if kept := Keep(set, append(r.Args, "--unknown=1")); strings.Join(kept, " ") != "--with=a,b" || len(f.with) != 2 {
+	if kept := Keep(set, append(r.Args, "--unknown=1")); strings.Join(kept, " ") != "--kubelet-config=/k" || f.kubeletConfig != "/k" {
 		t.Errorf("kept %q, %+v", kept, f)
 	}
 	if err := (Running{}).Save(l); err != nil {

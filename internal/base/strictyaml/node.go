@@ -38,7 +38,7 @@ type Field struct {
 // Kind is the kind of a Node.
 type Kind int
 
-// The kinds of nodes.
+// Scalar, Mapping and List are the kinds of nodes. null is a Scalar.
 const (
 	Scalar Kind = iota
 	Mapping
