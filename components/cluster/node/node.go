@@ -212,7 +212,7 @@ func RecordCgroupRoot(journal *hostjournal.Journal, l layout.Node) error {
 
 func shared(informer cache.SharedIndexInformer) cache.SharedInformer { return informer }
 
-// StopTimeout implements lifecycle.Patient. The components stop one after another, and the kubelet
+// StopTimeout implements lifecycle.StopTimeouter. The components stop one after another, and the kubelet
 // finishes requests to the container runtime.
 func (n *Node) StopTimeout() time.Duration { return 2 * time.Minute }
 
