@@ -17,6 +17,7 @@ import (
 // exempt lists the packages without a leak check, with the reason.
 var exempt = map[string]string{
 	"e2e":                          "its clusters run in other processes, and its own checks compare the machine before and after",
+	"e2e/vm":                       "its tests run in a virtual machine, and compare the whole machine before and after",
 	"e2e/bench":                    "only contains benchmarks that start other processes",
 	"internal/testing/testisolate": "its TestMain calls its own Main, which checks for leaks",
 }
