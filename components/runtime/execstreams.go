@@ -4,12 +4,14 @@ package runtime
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"hyperkube/components/runtime/container"
@@ -93,11 +95,39 @@ func (s *execStreams) copyStream(from *os.File, to io.Writer) {
 	if to == nil {
 		to = io.Discard
 	}
-	s.copies.Go(func() { _, _ = io.Copy(to, from) })
+	s.copies.Go(func() {
+		_, err := io.Copy(to, from)
+		if errors.Is(err, os.ErrDeadlineExceeded) { // set by drain
+			copyPending(to, from)
+		}
+	})
 }
 
-// drain waits until all output of the command is copied. Background processes that it started may
-// keep the streams open, so the wait is limited by a timeout and ctx.
+// copyPending copies what the pipe from contains now, without waiting for more.
+func copyPending(to io.Writer, from *os.File) {
+	conn, err := from.SyscallConn()
+	if err != nil {
+		return // from is closed
+	}
+	var data []byte
+	_ = conn.Control(func(fd uintptr) {
+		size, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
+		if err != nil {
+			return
+		}
+		data = make([]byte, size)
+		n, _ := unix.Read(int(fd), data)
+		data = data[:max(n, 0)]
+	})
+	_, _ = to.Write(data)
+}
+
+// stallTimeout bounds the wait for a client that does not read the remaining output of its command.
+const stallTimeout = 30 * time.Second
+
+// drain waits until all output of the command, which has exited, is copied. Background processes that it started may
+// keep the streams open. So after drainTimeout, only what the streams contain then is copied: on a busy machine, the
+// copies may not have begun yet. The wait ends after stallTimeout, or when ctx is done.
 func (s *execStreams) drain(ctx context.Context) {
 	drained := make(chan struct{})
 	go func() {
@@ -106,6 +136,17 @@ func (s *execStreams) drain(ctx context.Context) {
 	}()
 	timer := time.NewTimer(drainTimeout)
 	defer timer.Stop()
+	select {
+	case <-drained:
+		return
+	case <-timer.C:
+	case <-ctx.Done():
+		return
+	}
+	for _, f := range []*os.File{s.out, s.errs} {
+		_ = f.SetReadDeadline(time.Unix(1, 0)) // a nil file returns an error
+	}
+	timer.Reset(stallTimeout)
 	select {
 	case <-drained:
 	case <-timer.C:

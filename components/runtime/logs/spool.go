@@ -23,6 +23,10 @@ type Spool struct {
 	// Offsets in the content of the file: bytes before logged are in the log, bytes before end have been moved from the
 	// FIFO, and bytes before holed have been deallocated.
 	logged, end, holed int64
+	// expired is set when the read deadline of the FIFO has passed. pending is the number of bytes that the FIFO contained
+	// then and that have not been moved yet.
+	expired bool
+	pending int
 }
 
 const (
@@ -127,7 +131,9 @@ func (s *Spool) Copy(fifo *os.File, stream Stream, log *Log, hub *Hub) {
 var errClosed = errors.New("the FIFO is closed")
 
 // take waits until the FIFO contains data and moves it to the end of the spool. It returns io.EOF at the end of the
-// stream, os.ErrDeadlineExceeded after the read deadline of fifo, and errClosed when fifo was closed.
+// stream and errClosed when fifo was closed. After the read deadline of fifo, it moves what fifo contained at the first
+// call after the deadline, and then returns os.ErrDeadlineExceeded: on a busy machine, Copy may not have read yet when the
+// deadline is set.
 func (s *Spool) take(fifo *os.File) error {
 	conn, err := fifo.SyscallConn()
 	if err != nil {
@@ -146,7 +152,10 @@ func (s *Spool) take(fifo *os.File) error {
 	})
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return err
+		_ = conn.Control(func(fd uintptr) { n, failed = s.takePending(int(fd)) }) // n stays 0 if fifo is closed
+		if n <= 0 {
+			return err
+		}
 	case err != nil:
 		return errClosed
 	case failed != nil:
@@ -156,6 +165,22 @@ func (s *Spool) take(fifo *os.File) error {
 	}
 	s.end += n
 	return nil
+}
+
+// takePending moves data of the FIFO fd, whose read deadline has passed, to the end of the spool, without waiting. It
+// returns 0 when it has moved what fd contained at the first call.
+func (s *Spool) takePending(fd int) (int64, error) {
+	if !s.expired {
+		s.expired = true
+		s.pending, _ = unix.IoctlGetInt(fd, unix.TIOCINQ)
+	}
+	if s.pending <= 0 {
+		return 0, nil
+	}
+	at := spoolContent + s.end
+	n, err := unix.Splice(fd, nil, int(s.file.Fd()), &at, min(s.pending, spoolChunk), unix.SPLICE_F_NONBLOCK)
+	s.pending -= int(max(n, 0))
+	return n, err
 }
 
 // write appends entries to the log. offset is the end of the content of the spool that these entries contain. It

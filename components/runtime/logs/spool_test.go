@@ -286,3 +286,43 @@ func TestSpoolFull(t *testing.T) {
 		t.Errorf("the log is %q, %v", data, err)
 	}
 }
+
+// TestSpoolDeadline checks that output which is in the FIFO when the read deadline expires is logged, although another
+// process keeps the FIFO open and Copy has not read before.
+func TestSpoolDeadline(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fifo, err := openFIFO(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fifo.Close()
+	w, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if _, err := io.WriteString(w, "the last\nlines"); err != nil {
+		t.Fatal(err)
+	}
+	log, err := Open(filepath.Join(dir, "log"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	s, err := OpenSpool(filepath.Join(dir, "spool"), log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fifo.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	s.Copy(fifo, Stdout, log, &Hub{})
+	data, err := os.ReadFile(filepath.Join(dir, "log"))
+	if err != nil || !strings.Contains(string(data), " stdout F the last\n") || !strings.HasSuffix(string(data), " stdout P lines\n") {
+		t.Errorf("the log is %q, %v", data, err)
+	}
+}
