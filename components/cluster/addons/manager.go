@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/internal/base/backoff"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/manifests"
 )
 
@@ -95,9 +96,8 @@ func (m *Manager) WasEnabled(name string) bool {
 
 // job is the reconciliation of one add-on with a setting. It ends when it has succeeded.
 type job struct {
+	*lifecycle.Task
 	enabled bool
-	cancel  context.CancelFunc
-	done    chan struct{}
 }
 
 // Run reconciles all add-ons, and again those whose setting changes, until ctx is done.
@@ -106,7 +106,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	var missing, waiting sync.WaitGroup
 	defer func() {
 		for _, j := range jobs {
-			j.stop()
+			j.Stop()
 		}
 		waiting.Wait()
 	}()
@@ -140,7 +140,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			if j.enabled == enabled && !repeated(settings, a) {
 				continue
 			}
-			j.stop()
+			j.Stop()
 			if j.enabled != enabled {
 				m.cfg.Log.Info("setting of add-on changed", "addon", a.Name, "enabled", enabled)
 			}
@@ -187,21 +187,11 @@ func (m *Manager) failed(message string, err error, args ...any) {
 
 // start starts a job. It calls exists when all objects of the add-on exist, or when the job ends.
 func (m *Manager) start(ctx context.Context, a manifests.Addon, enabled bool, exists func()) *job {
-	ctx, cancel := context.WithCancel(ctx)
-	j := &job{enabled: enabled, cancel: cancel, done: make(chan struct{})}
-	go func() {
-		defer close(j.done)
+	return &job{enabled: enabled, Task: lifecycle.StartTask(ctx, func(ctx context.Context) {
 		exists := sync.OnceFunc(exists)
 		defer exists()
 		m.reconcile(ctx, a, enabled, exists)
-	}()
-	return j
-}
-
-// stop cancels a job and waits until it has ended.
-func (j *job) stop() {
-	j.cancel()
-	<-j.done
+	})}
 }
 
 // reconcile reconciles an add-on until it succeeds or ctx is done.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"hyperkube/components/cluster/applyset"
+	"hyperkube/internal/base/lifecycle"
 )
 
 // Label is the label of the parents of the units' sets.
@@ -50,29 +51,18 @@ func setOf(dir, name string) applyset.Set {
 
 // job applies or deletes one unit. It ends when it has succeeded.
 type job struct {
+	*lifecycle.Task
 	hash    string
 	deleted bool
-	cancel  context.CancelFunc
-	done    chan struct{}
-	// succeeded is written before done is closed.
+	// succeeded may be read after Stop.
 	succeeded bool
 }
 
 // start starts a job.
 func (a *Applier) start(ctx context.Context, u unit) *job {
-	ctx, cancel := context.WithCancel(ctx)
-	j := &job{hash: u.hash, deleted: u.deleted, cancel: cancel, done: make(chan struct{})}
-	go func() {
-		defer close(j.done)
-		j.succeeded = a.process(ctx, u)
-	}()
+	j := &job{hash: u.hash, deleted: u.deleted}
+	j.Task = lifecycle.StartTask(ctx, func(ctx context.Context) { j.succeeded = a.process(ctx, u) })
 	return j
-}
-
-// stop cancels the job and waits until it has ended.
-func (j *job) stop() {
-	j.cancel()
-	<-j.done
 }
 
 // tolerated is the number of attempts that may fail without a report because a kind is not served yet: a

@@ -82,7 +82,7 @@ func (a *Applier) Run(ctx context.Context) error {
 	jobs := map[string]*job{}
 	defer func() {
 		for _, j := range jobs {
-			j.stop()
+			j.Stop()
 		}
 	}()
 	former, err := a.formerUnits(ctx)
@@ -178,7 +178,7 @@ func (a *Applier) update(ctx context.Context, watcher *fsnotify.Watcher, jobs ma
 			if j.hash == u.hash && !u.deleted {
 				continue
 			}
-			j.stop()
+			j.Stop()
 			delete(jobs, name)
 			if u.deleted && j.deleted && j.succeeded {
 				continue // the set is already deleted

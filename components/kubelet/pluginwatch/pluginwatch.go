@@ -23,6 +23,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"hyperkube/internal/base/backoff"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/host/layout"
 )
 
@@ -99,12 +100,10 @@ func (w *Watcher) removeSocket(path string) {
 	delete(w.sockets, path)
 }
 
-// socket is an existing registration socket, which a goroutine handles until cancel is called. done is closed
-// when it has returned.
+// socket is an existing registration socket, and the task that handles it.
 type socket struct {
-	file   fs.FileInfo
-	cancel context.CancelFunc
-	done   chan struct{}
+	*lifecycle.Task
+	file fs.FileInfo
 }
 
 // Run registers the plugins of existing and new sockets, and deregisters those of removed ones, until ctx is
@@ -125,8 +124,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 	defer notify.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	f := &watchState{w: w, notify: notify, sockets: map[string]*socket{}}
-	defer f.wait.Wait()
-	defer cancel()
+	defer f.stop()
+	defer cancel() // before the sockets are stopped, so that plugins are not deregistered
 	// The directory itself may be removed and recreated.
 	if err := notify.Add(filepath.Dir(w.Dir)); err != nil {
 		return fmt.Errorf("watching the plugin registration directory: %w", err)
@@ -158,7 +157,13 @@ type watchState struct {
 	w       *Watcher
 	notify  *fsnotify.Watcher
 	sockets map[string]*socket // by path
-	wait    sync.WaitGroup     // waits for the goroutines of sockets
+}
+
+// stop stops handling all sockets.
+func (f *watchState) stop() {
+	for _, s := range f.sockets {
+		s.Stop()
+	}
 }
 
 // event handles a file event: it adds new sockets and directories, and removes deleted ones.
@@ -218,17 +223,10 @@ func (f *watchState) addSocket(ctx context.Context, path string) {
 		if os.SameFile(old.file, file) && old.file.ModTime().Equal(file.ModTime()) {
 			return // found by the scan and reported by an event
 		}
-		old.cancel()
-		<-old.done
+		old.Stop()
 	}
-	own, stop := context.WithCancel(ctx)
-	s := &socket{file: file, cancel: stop, done: make(chan struct{})}
-	f.sockets[path] = s
 	f.w.setRegistered(path, false)
-	f.wait.Go(func() {
-		defer close(s.done)
-		f.w.handleSocket(ctx, own, path)
-	})
+	f.sockets[path] = &socket{file: file, Task: lifecycle.StartTask(ctx, func(own context.Context) { f.w.handleSocket(ctx, own, path) })}
 }
 
 // removeSockets stops handling the sockets for which which returns true, and waits until their plugins are
@@ -236,8 +234,7 @@ func (f *watchState) addSocket(ctx context.Context, path string) {
 func (f *watchState) removeSockets(which func(path string) bool) {
 	for path, s := range f.sockets {
 		if which(path) {
-			s.cancel()
-			<-s.done
+			s.Stop()
 			delete(f.sockets, path)
 			f.w.removeSocket(path)
 		}
