@@ -91,17 +91,14 @@ func (f *Flags) Apply(base Config) (Config, error) {
 	addressTypes := cfg.Kubelet.AddressTypes
 	cfg.Kubelet = base.Kubelet
 	cfg.Flags, cfg.Level, cfg.Log = base.Flags, base.Level, base.Log
-	for flag, keep := range map[string]func(){
+	cfg.Limits.Stored = base.Limits.Stored
+	f.keepUnset(map[string]func(){
 		"requestheader-allowed-names": func() { cfg.FrontProxy.AllowedNames = base.FrontProxy.AllowedNames },
 		"enable-aggregator-routing":   func() { cfg.EndpointRouting = base.EndpointRouting },
 		"enable-bootstrap-token-auth": func() { cfg.BootstrapTokens = base.BootstrapTokens },
 		"service-account-issuer":      func() { cfg.Issuers = base.Issuers },
 		"profiling":                   func() { cfg.Profiling = base.Profiling },
-	} {
-		if !f.set.Changed(flag) {
-			keep()
-		}
-	}
+	})
 	if f.set.Changed("kubelet-preferred-address-types") {
 		cfg.Kubelet.AddressTypes = addressTypes
 	}
@@ -113,15 +110,20 @@ func (f *Flags) Apply(base Config) (Config, error) {
 
 // applyAudit keeps the values of base for flags of the audit log that are not set.
 func (f *Flags) applyAudit(cfg, base *audit.Config) {
-	for flag, keep := range map[string]func(){
+	f.keepUnset(map[string]func(){
 		"audit-log-path":      func() { cfg.Path = base.Path },
 		"audit-policy-file":   func() { cfg.PolicyFile = base.PolicyFile },
 		"audit-log-maxage":    func() { cfg.MaxAge = base.MaxAge },
 		"audit-log-maxbackup": func() { cfg.MaxBackups = base.MaxBackups },
 		"audit-log-maxsize":   func() { cfg.MaxSize = base.MaxSize },
-	} {
+	})
+}
+
+// keepUnset calls the functions of the flags that are not set.
+func (f *Flags) keepUnset(keep map[string]func()) {
+	for flag, k := range keep {
 		if !f.set.Changed(flag) {
-			keep()
+			k()
 		}
 	}
 }

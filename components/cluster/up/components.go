@@ -76,6 +76,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *m
 		},
 		Components: map[string]func(context.Context) (string, error){"scheduler": healthy, "controller-manager": healthy},
 		Profiling:  true,
+		Limits:     apiserver.Limits{Stored: db.MaxRequestBytes()},
 		Log:        c.log.With("component", "kube-apiserver"),
 	}
 	if cfg.Audit, err = c.auditConfig(); err != nil {
@@ -88,13 +89,11 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *m
 		}
 		cfg.ServiceCIDRs = append(cfg.ServiceCIDRs, prefix.Masked())
 	}
-	log := c.log.With("component", "kube-apiserver")
 	if flags := c.settings.Components.APIServer; flags != nil {
 		if cfg, err = flags.Apply(cfg); err != nil {
 			return nil, command.ConfigError(err)
 		}
-		cfg.Limits.Stored = db.MaxRequestBytes()
-		if cfg.Encryption, err = flags.LoadEncryption(context.WithoutCancel(ctx), encryptionFile(c.layout), log); err != nil {
+		if cfg.Encryption, err = flags.LoadEncryption(context.WithoutCancel(ctx), encryptionFile(c.layout), cfg.Log); err != nil {
 			return nil, err
 		}
 		if cfg.Listener, err = flags.Listen(ctx); err != nil {
@@ -102,7 +101,6 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *m
 		}
 		return compose.New(cfg)
 	}
-	cfg.Limits.Stored = db.MaxRequestBytes()
 	if cfg.Encryption, err = encryption.Load(context.WithoutCancel(ctx), encryption.Config{Path: encryptionFile(c.layout)}); err != nil {
 		return nil, err
 	}

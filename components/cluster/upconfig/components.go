@@ -55,8 +55,8 @@ func (r *reader) buildComponents(c *Config) {
 		r.setArguments("kube-controller-manager", set, args)
 		r.validate(args[0], args, "controllerManager.extraArgs", out.Controllers.Validate)
 	}
-	r.buildScheduler(c, items(cluster, "scheduler", "extraArgs"))
-	r.buildProxy(c, items(up, proxyArgs))
+	out.Scheduler = buildComponent(r, "kube-scheduler", schedulerKind, items(cluster, "scheduler", "extraArgs"), scheduler.NewFlags)
+	out.Proxy = buildComponent(r, "kube-proxy", proxyKind, items(up, proxyArgs), proxy.NewFlags)
 	args := items(up, kubeletArgs)
 	if len(args) > 0 {
 		set := newSet()
@@ -64,11 +64,7 @@ func (r *reader) buildComponents(c *Config) {
 		r.setArguments("kubelet", set, args)
 	}
 	if doc := r.merged[kubeletKind]; doc != nil || len(args) > 0 {
-		at := doc
-		if at == nil {
-			at = args[0]
-		}
-		r.validate(at, args, kubeletKind, func() error {
+		r.validate(positionOf(doc, args), args, kubeletKind, func() error {
 			file, err := c.KubeletConfiguration("", "")
 			if err != nil {
 				return err
@@ -91,42 +87,31 @@ func checkPort(port uint16) error {
 	return fmt.Errorf("--secure-port: %d is a port of %s", port, owner)
 }
 
-func (r *reader) buildScheduler(c *Config, args []*strictyaml.Node) {
-	doc := r.merged[schedulerKind]
+// buildComponent returns the settings of a component that is configured by documents of a kind and by arguments, which
+// newFlags creates. It returns the zero value if the files contain neither.
+func buildComponent[F interface{ Validate() error }](r *reader, component, kind string, args []*strictyaml.Node, newFlags func(set *pflag.FlagSet, document []byte) (F, error)) (out F) {
+	doc := r.merged[kind]
 	if doc == nil && len(args) == 0 {
-		return
+		return out
 	}
+	at := positionOf(doc, args)
 	set := newSet()
-	at := doc
-	if at == nil {
-		at = args[0]
+	flags, err := newFlags(set, jsonOf(doc))
+	if err != nil {
+		r.fail(at.Position(), "%s: %v", kind, err)
+		return out
 	}
-	var err error
-	if c.Components.Scheduler, err = scheduler.NewFlags(set, jsonOf(doc)); err != nil {
-		r.fail(at.Position(), "%s: %v", schedulerKind, err)
-		return
-	}
-	r.setArguments("kube-scheduler", set, args)
-	r.validate(at, args, schedulerKind, c.Components.Scheduler.Validate)
+	r.setArguments(component, set, args)
+	r.validate(at, args, kind, flags.Validate)
+	return flags
 }
 
-func (r *reader) buildProxy(c *Config, args []*strictyaml.Node) {
-	doc := r.merged[proxyKind]
-	if doc == nil && len(args) == 0 {
-		return
+// positionOf returns the node at which errors of a component are reported: its document or, if that is nil, its first argument.
+func positionOf(doc *strictyaml.Node, args []*strictyaml.Node) *strictyaml.Node {
+	if doc == nil {
+		return args[0]
 	}
-	set := newSet()
-	at := doc
-	if at == nil {
-		at = args[0]
-	}
-	var err error
-	if c.Components.Proxy, err = proxy.NewFlags(set, jsonOf(doc)); err != nil {
-		r.fail(at.Position(), "%s: %v", proxyKind, err)
-		return
-	}
-	r.setArguments("kube-proxy", set, args)
-	r.validate(at, args, proxyKind, c.Components.Proxy.Validate)
+	return doc
 }
 
 // KubeletConfiguration returns the KubeletConfiguration of the files, over which a file, a directory of drop-in files and the flags
