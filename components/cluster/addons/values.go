@@ -12,6 +12,7 @@ import (
 
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/joindiscovery"
+	"hyperkube/components/cluster/kubeadmapi"
 	"hyperkube/internal/base/version"
 	"hyperkube/manifests"
 )
@@ -28,12 +29,7 @@ func DiscoverValues(ctx context.Context, kube kubernetes.Interface) (v manifests
 	if err != nil {
 		return v, false, fmt.Errorf("reading the configuration of the cluster: %w", err)
 	}
-	var cfg struct {
-		Networking struct {
-			ServiceSubnet string `json:"serviceSubnet"`
-			DNSDomain     string `json:"dnsDomain"`
-		} `json:"networking"`
-	}
+	var cfg kubeadmapi.ClusterConfiguration
 	if err := yaml.Unmarshal([]byte(cm.Data["ClusterConfiguration"]), &cfg); err != nil {
 		return v, false, fmt.Errorf("parsing the configuration of the cluster: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -91,7 +92,11 @@ var yamlError = regexp.MustCompile(`line (\d+): (.*)`)
 // objects returns the objects of a document: none, one, or the items of a List.
 func (d document) objects() ([]*unstructured.Unstructured, error) {
 	var content map[string]any
-	if err := yaml.UnmarshalStrict(d.text, &content); err != nil {
+	data, err := yaml.YAMLToJSONStrict(d.text)
+	if err == nil {
+		err = json.UnmarshalCaseSensitivePreserveInts(data, &content)
+	}
+	if err != nil {
 		text, line := err.Error(), d.firstLine()
 		if m := yamlError.FindStringSubmatch(text); m != nil {
 			if n, convErr := strconv.Atoi(m[1]); convErr == nil {
@@ -106,7 +111,7 @@ func (d document) objects() ([]*unstructured.Unstructured, error) {
 	if len(content) == 0 {
 		return nil, nil
 	}
-	obj := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(normalize(content))}
+	obj := &unstructured.Unstructured{Object: content}
 	if obj.GetAPIVersion() == "" || obj.GetKind() == "" {
 		return nil, &lineError{d.firstLine(), errors.New("an object requires apiVersion and kind")}
 	}
@@ -117,7 +122,7 @@ func (d document) objects() ([]*unstructured.Unstructured, error) {
 		return []*unstructured.Unstructured{obj}, nil
 	}
 	var out []*unstructured.Unstructured
-	err := obj.EachListItem(func(item runtime.Object) error {
+	err = obj.EachListItem(func(item runtime.Object) error {
 		u, ok := item.(*unstructured.Unstructured)
 		if !ok || u.GetAPIVersion() == "" || u.GetKind() == "" || u.GetName() == "" {
 			return &lineError{d.firstLine(), errors.New("an item of a list requires apiVersion, kind and metadata.name")}
@@ -126,33 +131,6 @@ func (d document) objects() ([]*unstructured.Unstructured, error) {
 		return nil
 	})
 	return out, err
-}
-
-// normalize converts numbers as the decoder of unstructured objects does: integers to int64.
-func normalize(in map[string]any) map[string]any {
-	out, ok := normalizeValue(in).(map[string]any)
-	if !ok {
-		return in
-	}
-	return out
-}
-
-func normalizeValue(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		for k := range v {
-			v[k] = normalizeValue(v[k])
-		}
-	case []any:
-		for i := range v {
-			v[i] = normalizeValue(v[i])
-		}
-	case float64:
-		if n := int64(v); float64(n) == v {
-			return n
-		}
-	}
-	return v
 }
 
 // checkUnique returns an error if two objects have the same kind, namespace and name.
