@@ -211,21 +211,10 @@ func TestOwnership(t *testing.T) {
 	}
 }
 
-const definition = `apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: widgets.example.com}
-spec:
-  group: example.com
-  scope: Namespaced
-  names: {plural: widgets, singular: widget, kind: Widget}
-  versions:
-  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
-`
-
 // TestCustomResources applies and prunes a definition together with an object of its kind.
 func TestCustomResources(t *testing.T) {
 	e := env{t, testapi.Start(t), applyset.Set{Name: "set"}}
-	objects := parse(t, definition+"---\napiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w}\n")
+	objects := parse(t, testapi.Widgets+"---\napiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w}\n")
 	testwait.Succeed(t, "definition and object", func() error {
 		_, err := e.api.Client().Apply(t.Context(), e.set, objects)
 		return err

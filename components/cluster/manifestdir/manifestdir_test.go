@@ -226,16 +226,7 @@ func TestErrors(t *testing.T) {
 	e.write("bad.yaml", configMaps("a")+"---\napiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w}\n")
 	e.problems("manifest bad.yaml: line 5: applying Widget w: no matches for kind")
 	// The definition is in another file.
-	e.write("definition.yaml", `apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: widgets.example.com}
-spec:
-  group: example.com
-  scope: Namespaced
-  names: {plural: widgets, singular: widget, kind: Widget}
-  versions:
-  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
----
+	e.write("definition.yaml", testapi.Widgets+`---
 apiVersion: example.com/v1
 kind: Widget
 metadata: {name: same-file}

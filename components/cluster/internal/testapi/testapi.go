@@ -3,9 +3,6 @@
 package testapi
 
 import (
-	"context"
-	"log/slog"
-	"os"
 	"testing"
 
 	"k8s.io/client-go/dynamic"
@@ -13,8 +10,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"hyperkube/components/apiserver"
+	"hyperkube/components/apiserver/testserver"
 	"hyperkube/components/cluster/applyset"
-	"hyperkube/internal/testing/testetcd"
 )
 
 // Server is a running API server. It serves built-in kinds and custom resources, without authorization and
@@ -29,28 +26,7 @@ type Server struct {
 // Start runs an API server until the test ends.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	s, err := apiserver.New(apiserver.Config{
-		Etcd: testetcd.Client(t),
-		Log:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("API server: %v", err)
-		}
-	})
-	select {
-	case <-s.Ready():
-	case err := <-done:
-		done <- nil
-		t.Fatalf("API server did not start: %v", err)
-	}
+	s := testserver.Start(t, apiserver.Config{})
 	cfg := s.ClientConfig("admin", "system:masters")
 	cfg.QPS = -1
 	return &Server{REST: cfg, Kube: kubernetes.NewForConfigOrDie(cfg), Dynamic: dynamic.NewForConfigOrDie(cfg), Mapper: s.Registry()}
@@ -60,3 +36,15 @@ func Start(t testing.TB) *Server {
 func (s *Server) Client() *applyset.Client {
 	return &applyset.Client{Dynamic: s.Dynamic, Mapper: s.Mapper, FieldManager: "hyperkube"}
 }
+
+// Widgets is the definition of the namespaced custom resource Widget in the group example.com.
+const Widgets = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: widgets.example.com}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {plural: widgets, singular: widget, kind: Widget}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`
