@@ -4,17 +4,16 @@ package runtime
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"hyperkube/components/runtime/container"
+	"hyperkube/components/runtime/pipe"
 )
 
 // execRequest is a command to run in a container and the client's streams for it. A nil stream is not connected. With
@@ -43,7 +42,7 @@ func openExecStreams(req execRequest) (*execStreams, error) {
 	if req.tty {
 		return s, nil
 	}
-	pipe := func(read, write **os.File) (err error) {
+	connect := func(read, write **os.File) (err error) {
 		if *read, *write, err = os.Pipe(); err != nil {
 			s.Close()
 			return fmt.Errorf("creating pipe: %w", err)
@@ -51,14 +50,14 @@ func openExecStreams(req execRequest) (*execStreams, error) {
 		return nil
 	}
 	if req.stdin != nil {
-		if err := pipe(&s.child.Stdin, &s.in); err != nil {
+		if err := connect(&s.child.Stdin, &s.in); err != nil {
 			return nil, err
 		}
 	}
-	if err := pipe(&s.out, &s.child.Stdout); err != nil {
+	if err := connect(&s.out, &s.child.Stdout); err != nil {
 		return nil, err
 	}
-	if err := pipe(&s.errs, &s.child.Stderr); err != nil {
+	if err := connect(&s.errs, &s.child.Stderr); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -95,31 +94,7 @@ func (s *execStreams) copyStream(from *os.File, to io.Writer) {
 	if to == nil {
 		to = io.Discard
 	}
-	s.copies.Go(func() {
-		_, err := io.Copy(to, from)
-		if errors.Is(err, os.ErrDeadlineExceeded) { // set by drain
-			copyPending(to, from)
-		}
-	})
-}
-
-// copyPending copies what the pipe from contains now, without waiting for more.
-func copyPending(to io.Writer, from *os.File) {
-	conn, err := from.SyscallConn()
-	if err != nil {
-		return // from is closed
-	}
-	var data []byte
-	_ = conn.Control(func(fd uintptr) {
-		size, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
-		if err != nil {
-			return
-		}
-		data = make([]byte, size)
-		n, _ := unix.Read(int(fd), data)
-		data = data[:max(n, 0)]
-	})
-	_, _ = to.Write(data)
+	s.copies.Go(func() { _, _ = io.Copy(to, pipe.NewReader(from)) })
 }
 
 // stallTimeout bounds the wait for a client that does not read the remaining output of its command.

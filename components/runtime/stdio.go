@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/components/runtime/logs"
+	"hyperkube/components/runtime/pipe"
 	"hyperkube/components/runtime/sandbox"
 	"hyperkube/internal/host/process"
 )
@@ -399,7 +400,7 @@ func (sf *stdioFiles) carry(c *containerState, live *liveContainer) {
 			if spool != nil {
 				spool.Copy(f, stream, live.log, hub)
 			} else {
-				logs.Copy(f, stream, live.log, hub)
+				logs.Copy(pipe.NewReader(f), stream, live.log, hub)
 			}
 		})
 	}

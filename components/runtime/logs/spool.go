@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"hyperkube/components/runtime/pipe"
 )
 
 // Spool is a file that buffers one output stream of a container between its FIFO and its log. The kernel moves bytes
@@ -121,7 +123,7 @@ func (s *Spool) Copy(fifo *os.File, stream Stream, log *Log, hub *Hub) {
 			// The disk or the memory is full. The container must not wait for that.
 			log.complain(err)
 			_ = s.note(mark{After: read})
-			copyTo(fifo, split, log, hub)
+			copyTo(pipe.NewReader(fifo), split, log, hub)
 			return
 		}
 	}
@@ -172,7 +174,7 @@ func (s *Spool) take(fifo *os.File) error {
 func (s *Spool) takePending(fd int) (int64, error) {
 	if !s.expired {
 		s.expired = true
-		s.pending, _ = unix.IoctlGetInt(fd, unix.TIOCINQ)
+		s.pending = pipe.Pending(fd)
 	}
 	if s.pending <= 0 {
 		return 0, nil

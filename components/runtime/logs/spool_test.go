@@ -251,6 +251,25 @@ func TestSpoolMark(t *testing.T) {
 	}
 }
 
+// newFIFO creates a FIFO in dir and returns both ends. The reading end is closed when the test ends.
+func newFIFO(t *testing.T, dir string) (r, w *os.File) {
+	t.Helper()
+	path := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := openFIFO(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	w, err = os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, w
+}
+
 // TestSpoolFull verifies that a container's output gets into its log when the spool cannot be written.
 func TestSpoolFull(t *testing.T) {
 	dir := t.TempDir()
@@ -259,19 +278,7 @@ func TestSpoolFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	path := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	fifo, err := openFIFO(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fifo.Close()
-	w, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fifo, w := newFIFO(t, dir)
 	if _, err := io.WriteString(w, "one\ntwo"); err != nil {
 		t.Fatal(err)
 	}
@@ -291,19 +298,7 @@ func TestSpoolFull(t *testing.T) {
 // process keeps the FIFO open and Copy has not read before.
 func TestSpoolDeadline(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	fifo, err := openFIFO(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fifo.Close()
-	w, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fifo, w := newFIFO(t, dir)
 	defer w.Close()
 	if _, err := io.WriteString(w, "the last\nlines"); err != nil {
 		t.Fatal(err)
