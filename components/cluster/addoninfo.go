@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"hyperkube/components/cluster/addons"
@@ -94,7 +92,7 @@ func (c *addonCluster) addObjects(ctx context.Context, a manifests.Addon, info *
 		return nil
 	}
 	for _, obj := range desired {
-		ref := applyset.Ref{GroupKind: obj.GroupVersionKind().GroupKind(), Namespace: obj.GetNamespace(), Name: obj.GetName()}
+		ref := applyset.RefOf(obj)
 		if slices.ContainsFunc(state.Members, func(m applyset.Member) bool { return m.Ref == ref }) {
 			continue
 		}
@@ -110,17 +108,12 @@ func (c *addonCluster) addObjects(ctx context.Context, a manifests.Addon, info *
 
 // foreignState returns the state of a desired object that is not a member of the add-on.
 func (c *addonCluster) foreignState(ctx context.Context, obj *unstructured.Unstructured) (string, error) {
-	gvk := obj.GroupVersionKind()
-	mapping, err := c.reconciler.Client.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	exists, err := c.reconciler.Client.Exists(ctx, obj)
 	if err != nil {
 		return "", err
 	}
-	_, err = c.clients.Dynamic.Resource(mapping.Resource).Namespace(obj.GetNamespace()).Get(ctx, obj.GetName(), metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
+	if !exists {
 		return "missing", nil
-	case err != nil:
-		return "", fmt.Errorf("reading %s %s: %w", obj.GetKind(), obj.GetName(), err)
 	}
 	return "exists, but is not part of the add-on: delete it", nil
 }

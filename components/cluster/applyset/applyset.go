@@ -228,7 +228,7 @@ func (c *Client) live(ctx context.Context, obj *unstructured.Unstructured) (dyna
 	gvk := obj.GroupVersionKind()
 	mapping, err := c.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
-		return nil, nil, fmt.Errorf("finding the resource of %s: %w", refOf(obj), err)
+		return nil, nil, fmt.Errorf("finding the resource of %s: %w", RefOf(obj), err)
 	}
 	resource := c.resource(mapping, obj.GetNamespace())
 	live, err := resource.Get(ctx, obj.GetName(), metav1.GetOptions{})
@@ -236,9 +236,15 @@ func (c *Client) live(ctx context.Context, obj *unstructured.Unstructured) (dyna
 		return resource, nil, nil
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("reading %s: %w", refOf(obj), err)
+		return nil, nil, fmt.Errorf("reading %s: %w", RefOf(obj), err)
 	}
 	return resource, live, nil
+}
+
+// Exists reports whether an object exists. Its namespace must be set if its kind is namespaced.
+func (c *Client) Exists(ctx context.Context, obj *unstructured.Unstructured) (bool, error) {
+	_, live, err := c.live(ctx, obj)
+	return live != nil, err
 }
 
 // Delete deletes all members of the set, and then its parent. It does nothing if there is no parent.
@@ -263,7 +269,7 @@ func (c *Client) applyPhase(ctx context.Context, set Set, objects []*unstructure
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
-			t := target{object: obj, ref: refOf(obj)}
+			t := target{object: obj, ref: RefOf(obj)}
 			exists, err := c.applyOne(ctx, set, &t)
 			mu.Lock()
 			defer mu.Unlock()
@@ -290,7 +296,7 @@ func (c *Client) applyOne(ctx context.Context, set Set, t *target) (exists bool,
 	if err := place(obj, t.mapping); err != nil {
 		return false, err
 	}
-	t.ref = refOf(obj)
+	t.ref = RefOf(obj)
 	resource := c.resource(t.mapping, obj.GetNamespace())
 	live, err := resource.Get(ctx, obj.GetName(), metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -366,8 +372,8 @@ func writtenBy(obj *unstructured.Unstructured, manager string) bool {
 	})
 }
 
-// refOf returns the reference of an object as it is, without a default namespace.
-func refOf(obj *unstructured.Unstructured) Ref {
+// RefOf returns the reference of an object as it is, without a default namespace.
+func RefOf(obj *unstructured.Unstructured) Ref {
 	return Ref{GroupKind: obj.GroupVersionKind().GroupKind(), Namespace: obj.GetNamespace(), Name: obj.GetName()}
 }
 

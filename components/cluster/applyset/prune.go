@@ -76,7 +76,7 @@ func (c *Client) members(ctx context.Context, p *parent) ([]Member, error) {
 		for i := range list.Items {
 			obj := &list.Items[i]
 			obj.SetGroupVersionKind(mapping.GroupVersionKind)
-			out = append(out, Member{Ref: refOf(obj), Object: obj, mapping: mapping})
+			out = append(out, Member{Ref: RefOf(obj), Object: obj, mapping: mapping})
 		}
 	}
 	return out, nil
@@ -141,7 +141,7 @@ func (c *Client) label(ctx context.Context, resource dynamic.ResourceInterface, 
 		return err
 	}
 	if _, err := resource.Patch(ctx, live.GetName(), types.MergePatchType, patch, metav1.PatchOptions{FieldManager: c.FieldManager}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("labeling %s: %w", refOf(live), err)
+		return fmt.Errorf("labeling %s: %w", RefOf(live), err)
 	}
 	return nil
 }
