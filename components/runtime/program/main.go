@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/runtime"
 	_ "hyperkube/components/runtime/container/initial" // as `init`, the program stops in its init function
 	"hyperkube/components/runtime/images"
+	"hyperkube/internal/host/layout"
 )
 
 func main() {
@@ -127,6 +128,7 @@ func run(args []string) error {
 	if o.cfg.Registries, err = images.LoadRegistries(o.registryConfig); err != nil {
 		return err
 	}
+	setProcessName()
 	o.cfg.Version = os.Getenv(versionEnv)
 	_ = os.Unsetenv(versionEnv) // a replacing program gets its own version
 	if o.pidFile != "" {
@@ -159,6 +161,11 @@ func run(args []string) error {
 	}
 	return err
 }
+
+// setProcessName sets the name of the process in the output of ps and in messages of the kernel, which truncates it to 15
+// bytes. Otherwise the name is the number of the file descriptor that the program was executed from. A failure has no
+// effect on anything else, so it is ignored.
+func setProcessName() { _ = os.WriteFile("/proc/self/comm", []byte(layout.RuntimeName), 0) }
 
 // lockTimeout is how long lock retries while another process holds the lock on the PID file.
 const lockTimeout = time.Second
