@@ -68,9 +68,6 @@ func New(cfg Config) (*Runtime, error) {
 	if err := sandbox.Install(h.pauseProgram()); err != nil {
 		return nil, err
 	}
-	if r.apparmor, err = container.DetectAppArmor(); err != nil {
-		h.log.Warn("default AppArmor profile is not available; containers that request no other profile run without AppArmor: resolve the error and restart the container runtime", "err", err)
-	}
 	// New files inherit the label of their directory. Containers must be able to read the label of
 	// layers, because mapped files are checked against the lower file of the overlay.
 	for _, path := range []string{h.pauseProgram(), h.path("images", "tmp"), h.path("images", "layers")} {
@@ -96,6 +93,11 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 	if err := r.host.createStateDirs(r.cfg.Handlers); err != nil {
 		return err
+	}
+	if r.apparmor, err = container.DetectAppArmor(func(profile string) error {
+		return journal.Record(hostjournal.Change{Kind: hostjournal.AppArmor, Name: profile})
+	}); err != nil {
+		r.host.log.Warn("default AppArmor profile is not available; containers that request no other profile run without AppArmor: resolve the error and restart the container runtime", "err", err)
 	}
 	if favorsDynamicCgroups(r.host.cgroups, r.cfg.SlowCgroups) {
 		fast, err := favorDynamicCgroups()

@@ -43,7 +43,7 @@ var unsteady = regexp.MustCompile(strings.Join([]string{
 }, "|"))
 
 // residue are differences that remain after `down` until they are fixed.
-var residue = regexp.MustCompile(`^(apparmor: \+ hyperkube-default|nftables: \+ )`)
+var residue = regexp.MustCompile(`^nftables: \+ `)
 
 // takeState returns the state of the machine.
 func (m *machine) takeState() hostState {

@@ -60,15 +60,29 @@ func TestDetectAppArmor(t *testing.T) {
 		enabled bool
 		profile string
 		err     string
+		// recorded reports whether the profile is recorded before it is loaded.
+		recorded bool
+		// recordErr is the error of the journal.
+		recordErr error
 	}{
 		"no AppArmor":    {find: works},
 		"switched off":   {files: map[string]string{enabledFile: "N\n"}, find: works},
 		"no parser":      {files: map[string]string{enabledFile: "Y\n"}, find: noParser, enabled: true},
-		"parser fails":   {files: map[string]string{enabledFile: "Y\n"}, find: fails, enabled: true, err: "no such abstraction"},
-		"profile loaded": {files: map[string]string{enabledFile: "Y\n"}, find: works, enabled: true, profile: appArmorProfile},
+		"parser fails":   {files: map[string]string{enabledFile: "Y\n"}, find: fails, enabled: true, err: "no such abstraction", recorded: true},
+		"profile loaded": {files: map[string]string{enabledFile: "Y\n", profilesFile: "man (enforce)\n"}, find: works, enabled: true, profile: appArmorProfile, recorded: true},
+		"profile exists": {files: map[string]string{enabledFile: "Y\n", profilesFile: appArmorProfile + " (enforce)\n"}, find: works, enabled: true, profile: appArmorProfile},
+		"unknown":        {files: map[string]string{enabledFile: "Y\n"}, find: works, enabled: true, profile: appArmorProfile, recorded: true},
+		"journal fails":  {files: map[string]string{enabledFile: "Y\n"}, find: works, enabled: true, recorded: true, recordErr: errors.New("disk full"), err: "disk full"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			host, err := detectAppArmor(sysfs(t, c.files), c.find)
+			var recorded string
+			host, err := detectAppArmor(sysfs(t, c.files), func(profile string) error {
+				recorded = profile
+				return c.recordErr
+			}, c.find)
+			if want := map[bool]string{true: appArmorProfile}[c.recorded]; recorded != want {
+				t.Errorf("recorded %q, want %q", recorded, want)
+			}
 			if host.Enabled != c.enabled || host.Default != c.profile {
 				t.Errorf("enabled %t, default profile %q", host.Enabled, host.Default)
 			}

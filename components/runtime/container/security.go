@@ -313,9 +313,11 @@ profile ` + appArmorProfile + ` flags=(attach_disconnected,mediate_deleted) {
 `
 
 // DetectAppArmor checks whether AppArmor is enabled and, if so, loads the default profile with apparmor_parser. Without
-// that program there is no default profile. After an error, the result is valid but has no default profile.
-func DetectAppArmor() (AppArmor, error) {
-	return detectAppArmor("/sys", func() (string, error) {
+// that program there is no default profile. Before it loads a profile that the kernel does not have yet, it calls record
+// with the name of the profile; if record fails, it does not load the profile. After an error, the result is valid but has
+// no default profile.
+func DetectAppArmor(record func(profile string) error) (AppArmor, error) {
+	return detectAppArmor("/sys", record, func() (string, error) {
 		parser, err := exec.LookPath("apparmor_parser")
 		if err != nil && layout.Exists("/sbin/apparmor_parser") {
 			return "/sbin/apparmor_parser", nil
@@ -326,7 +328,7 @@ func DetectAppArmor() (AppArmor, error) {
 
 // detectAppArmor implements DetectAppArmor. sys is the sysfs directory. find returns the path of apparmor_parser, or an
 // error if it is not installed.
-func detectAppArmor(sys string, find func() (string, error)) (AppArmor, error) {
+func detectAppArmor(sys string, record func(profile string) error, find func() (string, error)) (AppArmor, error) {
 	enabled, err := os.ReadFile(filepath.Join(sys, "module/apparmor/parameters/enabled"))
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
 		return AppArmor{}, nil
@@ -335,6 +337,12 @@ func detectAppArmor(sys string, find func() (string, error)) (AppArmor, error) {
 	parser, err := find()
 	if err != nil {
 		return host, nil // apparmor_parser is optional
+	}
+	// If the list of profiles cannot be read, the profile is recorded, so that `hyperkube down` removes it.
+	if loaded, err := host.isLoaded(appArmorProfile); err != nil || !loaded {
+		if err := record(appArmorProfile); err != nil {
+			return host, err
+		}
 	}
 	cmd := exec.Command(parser, "-Kr")
 	cmd.Stdin = strings.NewReader(appArmorText)
@@ -371,9 +379,8 @@ func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext,
 		if name == "" || strings.ContainsAny(name, "\n") {
 			return "", errors.New("invalid AppArmor profile name")
 		}
-		// Each line contains a name and a mode. If the file cannot be read, the kernel rejects
-		// unknown profiles later.
-		if loaded, err := os.ReadFile(filepath.Join(a.sys, "kernel/security/apparmor/profiles")); err == nil && !strings.Contains("\n"+string(loaded), "\n"+name+" (") {
+		// If the list of profiles cannot be read, the kernel rejects unknown profiles later.
+		if loaded, err := a.isLoaded(name); err == nil && !loaded {
 			return "", fmt.Errorf("apparmor profile not found %s", name)
 		}
 		return name, nil
@@ -382,6 +389,14 @@ func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext,
 		return "unconfined", nil
 	}
 	return "", nil
+}
+
+// isLoaded reports whether the kernel has the AppArmor profile name. It returns an error if it cannot read the list of
+// profiles.
+func (a AppArmor) isLoaded(name string) (bool, error) {
+	// Each line contains a name and a mode.
+	loaded, err := os.ReadFile(filepath.Join(a.sys, "kernel/security/apparmor/profiles"))
+	return strings.Contains("\n"+string(loaded), "\n"+name+" ("), err
 }
 
 // buildDevices adds the device nodes in a container's configuration to spec, and the cgroup rules that allow access to

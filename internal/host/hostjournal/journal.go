@@ -54,6 +54,8 @@ const (
 	// Firewalld is an address range or link that was added to a zone of firewalld. Name is "Source RANGE" or
 	// "Interface LINK". Package firewalld records and reverts it.
 	Firewalld Kind = "firewalld"
+	// AppArmor is an AppArmor profile that was loaded into the kernel. Name is its name.
+	AppArmor Kind = "apparmor"
 )
 
 // Change is one change to the host. The comments of the kinds describe the other fields; unused

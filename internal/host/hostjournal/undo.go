@@ -66,6 +66,7 @@ func revert(ctx context.Context, changes []Change, others Functions, timeout tim
 	}{
 		{HostCgroup, undoCgroups(moveOut(timeout))}, {Cgroup, undoCgroups(killAll(timeout))}, {Controllers, undoControllers}, {Firewalld, others[Firewalld]}, {Rule, others[Rule]}, {Chain, others[Chain]}, {Mount, each(undoMount)},
 		{Route, each(undoRoute)}, {Link, each(undoLink)}, {Sysctl, each(undoParameter)}, {Module, each(undoParameter)}, {Dir, each(undoDir)},
+		{AppArmor, each(undoAppArmor)},
 	} {
 		list := by[one.kind]
 		switch {
