@@ -41,14 +41,14 @@ func (a *alone) deploy(n int) workload {
 	a.kubectl("rollout", "status", "deployment/web", "--timeout=180s")
 	a.kubectl("expose", "deployment", "web")
 	a.kubectl("create", "secret", "generic", "kept", "--from-literal=key=value")
-	a.kubectl("wait", "pods", "-l", "app=web", "--for=condition=Ready", "--timeout=60s")
-	// Pods of the first revision of the Deployment may still be terminating.
+	// Pods of the first revision of the Deployment may still be terminating. kubectl wait fails if one is deleted.
 	a.eventually(time.Minute, func() error {
 		if got := len(strings.Fields(a.kubectl("get", "pods", "-l", "app=web", "-o", "name"))); got != n {
 			return fmt.Errorf("%d pods", got)
 		}
 		return nil
 	})
+	a.kubectl("wait", "pods", "-l", "app=web", "--for=condition=Ready", "--timeout=60s")
 	return a.workload()
 }
 
