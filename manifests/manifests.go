@@ -25,6 +25,9 @@ type Values struct {
 	Image string
 	// DNSAddress is the cluster IP of the DNS Service. Domain is the DNS domain of the cluster.
 	DNSAddress, Domain string
+	// NodeDNSDir is the directory of the nodes with a resolv.conf of the name servers that the node uses now. It may be
+	// missing on a node.
+	NodeDNSDir string
 	// InProcess reports whether the process of the API server runs the servers that other clusters run as
 	// pods. It is true for clusters of `up`.
 	InProcess bool

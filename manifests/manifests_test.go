@@ -10,7 +10,7 @@ import (
 // TestAddons renders all add-ons and checks that each manifest is the manifest of an add-on.
 func TestAddons(t *testing.T) {
 	kinds := func(a Addon, inProcess bool) (out []string) {
-		objects, err := a.Objects(Values{Image: "hyperkube:v1", DNSAddress: "10.96.0.10", Domain: "cluster.local", InProcess: inProcess})
+		objects, err := a.Objects(Values{Image: "hyperkube:v1", DNSAddress: "10.96.0.10", Domain: "cluster.local", NodeDNSDir: "/run/hyperkube/dns", InProcess: inProcess})
 		if err != nil {
 			t.Fatal(err)
 		}

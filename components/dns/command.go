@@ -54,6 +54,7 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&cfg.MetricsAddress, "metrics-address", ":9153", "Address to serve /metrics on. If empty, metrics are not served.")
 	flags.StringVar(&cfg.Domain, "cluster-domain", "cluster.local", "DNS domain of the cluster.")
 	flags.StringVar(&cfg.ResolvConf, "resolv-conf", "/etc/resolv.conf", "Path to the resolv.conf file with the upstream name servers.")
+	flags.StringVar(&cfg.NodeResolvConf, "node-resolv-conf", "", "Path to a resolv.conf file with the name servers that the node uses now. It takes precedence over --resolv-conf if it exists, and is read again when it changes.")
 	flags.StringVar(&cfg.CustomDir, "custom-dir", "", "Directory with the files upstreamNameservers and stubDomains, which override the upstream name servers.")
 	flags.StringSliceVar(&notUpstream, "not-upstream", nil, "Addresses that are never used as upstream name servers, because they lead back to this server.")
 	flags.DurationVar(&cfg.Lameduck, "lameduck", 5*time.Second, "How long to keep answering after the termination signal, while /ready reports that the server is not ready.")

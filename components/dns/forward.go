@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -16,8 +17,11 @@ import (
 // forwarder forwards queries for names outside of the cluster to upstream name servers. It is safe
 // for concurrent use.
 type forwarder struct {
-	upstreams []string // host:port
-	timeout   time.Duration
+	// upstreams are the name servers of the pod's own resolv.conf, as host:port.
+	upstreams []string
+	// node are the name servers that the node uses now. They replace upstreams. It is nil if they are not known.
+	node    atomic.Pointer[[]string]
+	timeout time.Duration
 	// maxInFlight limits the number of queries in flight, so that unreachable name servers cannot exhaust
 	// memory and break names of the cluster as well. Zero means no limit.
 	maxInFlight int32
@@ -31,29 +35,40 @@ type forwarder struct {
 // defaultMaxInFlight is the default of maxInFlight, as in the usual configuration of CoreDNS.
 const defaultMaxInFlight = 1000
 
-// newForwarder reads the name servers from a resolv.conf file. It skips servers that lead back to
-// this server: loopback addresses (a stub resolver on the node would be the pod's own loopback) and
-// the addresses in not.
+// newForwarder returns a forwarder to the name servers in a resolv.conf file, see readUpstreams.
 func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
-	f := &forwarder{timeout: 2 * time.Second, maxInFlight: defaultMaxInFlight, cache: newAnswerCache()}
+	upstreams, err := readUpstreams(resolvConf, not)
+	if err != nil {
+		return nil, err
+	}
+	return &forwarder{upstreams: upstreams, timeout: 2 * time.Second, maxInFlight: defaultMaxInFlight, cache: newAnswerCache()}, nil
+}
+
+// readUpstreams returns the name servers in a resolv.conf file, as host:port. It skips servers that lead back to this
+// server: loopback addresses (a stub resolver on the node would be the pod's own loopback) and the addresses in not.
+func readUpstreams(resolvConf string, not []netip.Addr) ([]string, error) {
 	config, err := dns.ClientConfigFromFile(resolvConf)
 	if err != nil {
 		return nil, fmt.Errorf("reading the upstream name servers: %w", err)
 	}
+	var upstreams []string
 	for _, server := range config.Servers {
 		addr, err := netip.ParseAddr(server)
-		if err != nil || addr.IsLoopback() || addr.IsUnspecified() {
+		if err != nil || addr.IsLoopback() || addr.IsUnspecified() || slices.Contains(not, addr.Unmap()) {
 			continue
 		}
-		isSelf := false
-		for _, n := range not {
-			isSelf = isSelf || n == addr.Unmap()
-		}
-		if !isSelf {
-			f.upstreams = append(f.upstreams, net.JoinHostPort(server, config.Port))
-		}
+		upstreams = append(upstreams, net.JoinHostPort(server, config.Port))
 	}
-	return f, nil
+	return upstreams, nil
+}
+
+// nodeServers returns the name servers that the node uses: those that it uses now or, if they are not known, those that it
+// used when the pod was created.
+func (f *forwarder) nodeServers() []string {
+	if now := f.node.Load(); now != nil {
+		return *now
+	}
+	return f.upstreams
 }
 
 var (
@@ -88,7 +103,7 @@ func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dn
 // returns errBusy if too many queries are in flight, and the errors of all name servers if none
 // answers.
 func (f *forwarder) forward(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
-	upstreams := f.upstreams
+	upstreams := f.nodeServers()
 	if len(query.Question) == 1 {
 		upstreams = f.custom.Load().servers(query.Question[0].Name, upstreams)
 	}

@@ -37,6 +37,9 @@ type Config struct {
 	TTL uint32
 	// ResolvConf is the path to the file with the upstream name servers.
 	ResolvConf string
+	// NodeResolvConf is the path to a file with the name servers that the node uses now, which take precedence. It is
+	// read again when it changes. The file or its directory may be missing. Empty disables this.
+	NodeResolvConf string
 	// CustomDir is a directory with files that override the upstream name servers: the volume of
 	// the ConfigMap kube-dns. The directory may be missing. Empty disables the override.
 	CustomDir string
@@ -135,11 +138,15 @@ func (s *Server) Run(parent context.Context) error {
 	if !cache.WaitFor(parent, "", s.cluster.syncCheckers()...) {
 		return nil
 	}
+	var following sync.WaitGroup
 	if s.cfg.CustomDir != "" {
-		var following sync.WaitGroup
 		following.Go(func() { s.watchCustom(ctx) })
-		stops = append(stops, func() { cancel(); following.Wait() })
 	}
+	if s.cfg.NodeResolvConf != "" {
+		s.loadNodeServers() // before the first query
+		following.Go(func() { s.followNodeServers(ctx) })
+	}
+	stops = append(stops, func() { cancel(); following.Wait() })
 	udp, err := net.ListenPacket("udp", s.cfg.Address)
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
@@ -156,7 +163,7 @@ func (s *Server) Run(parent context.Context) error {
 		go func() { failed <- server.ActivateAndServe() }()
 		stops = append(stops, func() { _ = server.Shutdown() })
 	}
-	s.cfg.Log.Info("dns server listens for queries", "address", s.cfg.Address, "domain", s.zone.domain, "upstreams", s.forward.upstreams)
+	s.cfg.Log.Info("dns server listens for queries", "address", s.cfg.Address, "domain", s.zone.domain, "upstreams", s.forward.nodeServers())
 	close(s.ready)
 	select {
 	case <-parent.Done():

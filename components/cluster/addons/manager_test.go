@@ -35,7 +35,7 @@ type env struct {
 func newEnv(t *testing.T, inProcess bool) env {
 	s := testapi.Start(t)
 	return env{t, s, &Reconciler{Client: s.Client(), Values: manifests.Values{
-		Image: "hyperkube:v1", DNSAddress: "10.96.0.10", Domain: "cluster.local", InProcess: inProcess,
+		Image: "hyperkube:v1", DNSAddress: "10.96.0.10", Domain: "cluster.local", NodeDNSDir: "/run/hyperkube/dns", InProcess: inProcess,
 	}}}
 }
 

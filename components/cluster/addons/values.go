@@ -14,13 +14,14 @@ import (
 	"hyperkube/components/cluster/joindiscovery"
 	"hyperkube/components/cluster/kubeadmapi"
 	"hyperkube/internal/base/version"
+	"hyperkube/internal/host/layout"
 	"hyperkube/manifests"
 )
 
 // DiscoverValues returns the template values of a cluster. managed is true for a cluster of `up`, whose main
 // process applies add-ons with its own values. A cluster of `init` has the ConfigMap of kubeadm.
 func DiscoverValues(ctx context.Context, kube kubernetes.Interface) (v manifests.Values, managed bool, err error) {
-	v = manifests.Values{Image: version.Image(), InProcess: true}
+	v = manifests.Values{Image: version.Image(), NodeDNSDir: layout.Default().NodeDNS(), InProcess: true}
 	cm, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, joindiscovery.ClusterConfig, metav1.GetOptions{})
 	// In a cluster of `up`, users need no permission to read the ConfigMap, which does not exist.
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {

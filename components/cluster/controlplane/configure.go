@@ -98,6 +98,7 @@ func (m clusterSetup) installAddons(ctx context.Context, clients *client.Clients
 	}
 	return addons.NewReconciler(clients, manifests.Values{
 		Image: version.Image(), DNSAddress: m.identity.DNSAddress, Domain: m.identity.Domain,
+		NodeDNSDir: m.layout.NodeDNS(),
 	}).ReconcileAll(ctx, settings)
 }
 

@@ -97,6 +97,7 @@ type Node struct {
 	policy  *policy.Enforcer
 	// firewall makes firewalld accept traffic of pods.
 	firewall *firewalld.Manager
+	dns      *nodeDNS
 }
 
 // New returns a Node with the components that cfg configures.
@@ -185,7 +186,10 @@ func New(cfg Config) (*Node, error) {
 		Sources: pc.PodCIDRs, Links: []string{cfg.Layout.Bridge(), cfg.Layout.Tunnel(), localnodes.Bridge(cfg.Layout)},
 		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
 	})
-	return &Node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer, firewall: firewall}, nil
+	return &Node{
+		cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer, firewall: firewall,
+		dns: newNodeDNS(kc.DNS, filepath.Join(cfg.Layout.NodeDNS(), "resolv.conf"), cfg.Log.With("component", "kubelet")),
+	}, nil
 }
 
 // RecordCgroupRoot records the cgroup root of the node in the journal if the node has to create it, and the controllers
@@ -227,6 +231,7 @@ func (n *Node) Run(ctx context.Context) error {
 	group.Start(background, "service routes", n.routes)
 	group.Start(background, "network", n.network)
 	group.Start(background, "network policies", n.policy)
+	group.Start(background, "name servers", n.dns)
 	group.Start(background, "kubelet", n.kubelet)
 	select {
 	case <-ctx.Done():

@@ -3,6 +3,7 @@ package up
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -33,7 +34,8 @@ type resumption struct {
 	LockFD int `json:"lockFD"`
 	// Reason is why the cluster stopped.
 	Reason string `json:"reason"`
-	// Attempt counts the starts since the cluster was last ready; the first is 1.
+	// Attempt counts the starts since the cluster was last ready and then stopped by a full disk; the first is 1. It is 0
+	// if the addresses of the machine changed.
 	Attempt int `json:"attempt"`
 }
 
@@ -52,13 +54,12 @@ func resumed() (resumption, bool, error) {
 	return r, true, nil
 }
 
-// resumer restarts a cluster that was stopped by a full disk.
+// resumer restarts a cluster that was stopped by a full disk or by a change of the machine's addresses.
 type resumer struct {
 	layout layout.Node
 	log    *slog.Logger
 	steps  *progress.Steps
-	// resumption is the state passed to this process. Its Attempt is 0 if the process has not
-	// executed itself.
+	// resumption is the state passed to this process. It is the zero value if the process has not executed itself.
 	resumption
 	// service is true if the cluster is restarted even if it was never ready, because no user waits
 	// for the error.
@@ -76,7 +77,7 @@ type resumer struct {
 // newResumer returns the resumer of the main process that holds lock.
 func newResumer(l layout.Node, lock *pidlock.Lock, log *slog.Logger, steps *progress.Steps, from resumption, service bool) *resumer {
 	return &resumer{
-		layout: l, log: log, steps: steps, resumption: from, service: service || from.Attempt > 0,
+		layout: l, log: log, steps: steps, resumption: from, service: service || from != (resumption{}),
 		checkDisk: func() error { return preflight.CheckDisk(l) }, pause: lifecycle.Pause,
 		exec: func(r resumption) error {
 			self, err := os.Executable()
@@ -141,9 +142,16 @@ func (r *resumer) report(reason string) {
 // disk.
 func (r *resumer) setReady() { r.ready.Store(true) }
 
-// resume executes this program to restart the cluster, if err is caused by a full disk and ctx is
-// not canceled. Otherwise, or if executing fails, it returns err.
+// resume executes this program to restart the cluster, if err is caused by a full disk or a change of the machine's
+// addresses, and ctx is not canceled. Otherwise, or if executing fails, it returns err.
 func (r *resumer) resume(ctx context.Context, err error) error {
+	if change, ok := errors.AsType[*addressChange](err); ok && ctx.Err() == nil {
+		r.log.Info("addresses of the machine changed, restarting the cluster with the new ones", "before", change.before, "after", change.after)
+		if failed := r.exec(resumption{Reason: change.Error()}); failed != nil {
+			r.log.Error("restarting the cluster failed, exiting", "err", failed)
+		}
+		return err
+	}
 	if ctx.Err() != nil || !etcd.IsDiskFull(err) || !r.service && !r.ready.Load() {
 		return err
 	}

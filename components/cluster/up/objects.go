@@ -42,7 +42,8 @@ func (c *clusterRun) startAddons(ctx context.Context, group *lifecycle.Group, p 
 		Reconciler: &addons.Reconciler{
 			Client: &applyset.Client{Dynamic: p.admin.Dynamic, Mapper: p.mapper, FieldManager: addons.FieldManager},
 			Values: manifests.Values{
-				Image: version.Image(), DNSAddress: c.cluster.DNSAddress, Domain: c.cluster.Domain, InProcess: true,
+				Image: version.Image(), DNSAddress: c.cluster.DNSAddress, Domain: c.cluster.Domain,
+				NodeDNSDir: c.layout.NodeDNS(), InProcess: true,
 			},
 			FormerPods: slices.Contains(c.cluster.Addons, "metrics"),
 		},

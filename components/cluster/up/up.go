@@ -304,7 +304,7 @@ func (o *upOptions) serve(cmd *cobra.Command, l layout.Node, from resumption, s 
 // acquireMain takes the lock of the main process, or adopts the one that this process held before it
 // executed itself.
 func acquireMain(ctx context.Context, l layout.Node, from resumption) (*pidlock.Lock, error) {
-	if from.Attempt > 0 {
+	if from != (resumption{}) {
 		return pidlock.Adopt(l.PIDFile(layout.MainProcess), from.LockFD)
 	}
 	return pidlock.AcquireMain(ctx, l)

@@ -132,6 +132,9 @@ func (n Node) PIDFile(process string) string { return filepath.Join(n.Run, proce
 // after a failure and waits to start it again. It contains the reason.
 func (n Node) Stopped() string { return filepath.Join(n.Run, "stopped") }
 
+// NodeDNS returns the directory of resolv.conf, the name servers that the node uses now. Pods of the DNS server mount it.
+func (n Node) NodeDNS() string { return filepath.Join(n.Run, "dns") }
+
 // Log returns the path of the log file of the process named process, if it runs in the background.
 func (n Node) Log(process string) string { return filepath.Join(n.Data, "logs", process+".log") }
 

@@ -254,10 +254,16 @@ func Parse(raw []byte) *runtimeapi.DNSConfig {
 	return out
 }
 
+// usual is the resolver configuration of the node. resolved is the one that systemd-resolved maintains if the other contains
+// only its stub resolver.
+const usual, resolved = "/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"
+
+// UpstreamFiles returns the files that determine the result of Upstream and its content.
+func UpstreamFiles() []string { return []string{usual, resolved} }
+
 // Upstream returns the path of the resolver configuration of the node that pods can use: /etc/resolv.conf or,
 // if that contains only stub resolvers on loopback, which pods cannot reach, the file of systemd-resolved.
 func Upstream() string {
-	const usual, resolved = "/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"
 	raw, err := os.ReadFile(usual)
 	if err != nil {
 		return usual
