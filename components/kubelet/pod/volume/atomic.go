@@ -68,7 +68,8 @@ func writeAtomically(dir string, payload Payload, group *int64) error {
 	return removeStale(dir, payload, filepath.Base(fresh))
 }
 
-// switchTo makes ..data link to the directory fresh, which is in dir.
+// switchTo makes ..data link to the directory fresh, which is in dir, instead of the previous one. The
+// replacement of the link is atomic.
 func switchTo(dir, fresh string) error {
 	temp := filepath.Join(dir, tempLink)
 	if err := os.Remove(temp); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -87,7 +88,8 @@ func switchTo(dir, fresh string) error {
 	return nil
 }
 
-// checkPath returns an error, with upstream's text, if p is not a path that a file of a Payload may have.
+// checkPath returns an error, with upstream's text, if p is not a path that a file of a Payload may have: it
+// must be relative and not too long, and must neither contain ".." nor begin with it.
 func checkPath(p string) error {
 	switch {
 	case p == "":
@@ -108,7 +110,8 @@ func checkPath(p string) error {
 	return nil
 }
 
-// unchanged reports whether the files in dir are equal to payload.
+// unchanged reports whether dir has the same files, with the same content, as payload. Modes and owners are not
+// compared. An error counts as a change.
 func unchanged(dir string, payload Payload) bool {
 	count := 0
 	err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {

@@ -76,9 +76,10 @@ func (Claim) Name() string { return "" }
 // Is reports whether v refers to a claim.
 func (Claim) Is(v *v1.Volume) bool { return RefersToClaim(v) }
 
-// SetUp sets up the PersistentVolume that the claim is bound to. It returns an error, to be retried, while
-// the claim is not bound or the Node object is unknown, and if the pod, the node or the volume mode does not
-// match the volume.
+// SetUp sets up the PersistentVolume that the claim is bound to. It returns an error, to be retried, while the
+// claim is not bound or the Node object is unknown, if the claim of an ephemeral volume belongs to another pod,
+// and if the pod, the node or the volume mode does not match the volume. It returns ErrUnsupported if no
+// PersistentType supports the volume.
 func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {
 	name, readOnly := r.Pod.Name+"-"+r.Volume.Name, false
 	if src := r.Volume.PersistentVolumeClaim; src != nil {
@@ -128,9 +129,10 @@ func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {
 	return Result{}, ErrUnsupported
 }
 
-// setUp sets up a PersistentVolume. own is the type that supports it, and volumes is the pod's volumes directory.
-// block is true for volumeMode Block. Errors of the type are returned as a Failure, which appears in the pod's
-// events.
+// setUp sets up a PersistentVolume. own is the type that supports it, and volumes is the pod's volumes
+// directory. block is true for volumeMode Block. On first use, it fails if the claim is being deleted or
+// another pod uses a ReadWriteOncePod volume. Errors of the type are returned as a Failure, which appears in
+// the pod's events.
 func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentRequest, volumes string, block bool) (Result, error) {
 	parent, setUp, operation := filepath.Join(volumes, own.Name()), own.SetUpPersistent, "MountVolume.SetUp"
 	if block {
@@ -233,7 +235,7 @@ func usageModes(pod *v1.Pod, name string) (mounts, devices bool) {
 }
 
 // makeDir creates Dir, which shows that the pod uses the volume. It stays empty if the volume is used at its
-// original path on the node.
+// original path on the node. An existing directory is no error.
 func (r PersistentRequest) makeDir() error {
 	if err := os.Mkdir(r.Dir, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("creating the volume's directory: %w", err)

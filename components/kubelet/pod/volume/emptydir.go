@@ -64,8 +64,9 @@ func (t EmptyDir) SetUp(_ context.Context, r Request) (Result, error) {
 }
 
 // mountHugePages mounts a file system of huge pages at dir unless one is mounted. suffix is the part of the
-// medium after "HugePages": "-" and a page size, or empty for the only page size that the pod's containers
-// request. It returns an error if the containers do not request pages of that size.
+// medium after "HugePages": "-" and a page size, or empty for the page size that the pod's containers request.
+// It returns an error if the containers do not request pages of that size or, for an empty suffix, request
+// several sizes.
 //
 // https://kubernetes.io/docs/tasks/manage-hugepages/scheduling-hugepages/
 func mountHugePages(pod *v1.Pod, dir, suffix string) error {
@@ -115,8 +116,9 @@ func makeDir(dir string) (bool, error) {
 	return true, nil
 }
 
-// size returns the size of a memory volume in bytes: the smallest of its sizeLimit, the pod's memory limit
-// and the allocatable memory of the node. 0 means no limit.
+// size returns the maximum size of a memory volume in bytes: the smallest of its sizeLimit, the allocatable
+// memory of the node, and the memory limit of the pod, if the pod or all of its containers have one. 0 means no
+// limit.
 func (t EmptyDir) size(pod *v1.Pod, src *v1.EmptyDirVolumeSource) int64 {
 	var size int64
 	smaller := func(v int64) {

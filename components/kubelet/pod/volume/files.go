@@ -175,8 +175,8 @@ type keys struct {
 	optional bool           // the object and its keys need not exist
 }
 
-// addConfigMap adds the keys that k selects of a ConfigMap to payload. A missing ConfigMap is an error unless
-// k is optional.
+// addConfigMap adds the keys that k selects of a ConfigMap to payload. A missing ConfigMap or key is an error
+// unless k is optional.
 func addConfigMap(ctx context.Context, objects Objects, payload Payload, namespace, name string, k keys) error {
 	cm, err := objects.ConfigMap(ctx, namespace, name)
 	if err != nil {
@@ -193,8 +193,8 @@ func addConfigMap(ctx context.Context, objects Objects, payload Payload, namespa
 	return k.add(payload, data, "configmap references non-existent config key: %s")
 }
 
-// addSecret adds the keys that k selects of a Secret to payload. A missing Secret is an error unless k is
-// optional.
+// addSecret adds the keys that k selects of a Secret to payload. A missing Secret or key is an error unless k
+// is optional.
 func addSecret(ctx context.Context, objects Objects, payload Payload, namespace, name string, k keys) error {
 	s, err := objects.Secret(ctx, namespace, name)
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 )
 
 // ChangeGroup changes the group of the volume at root to group, the pod's fsGroup, including all files in it.
-// With the policy OnRootMismatch it does nothing if the root directory already has that group. report, which
-// may be nil, is called with upstream's message when the change takes long. It is not called after
-// ChangeGroup has returned.
+// With the policy OnRootMismatch it does nothing if the root directory already has that group and the
+// permissions that go with it. report, which may be nil, is called with upstream's message when the change
+// takes long. It is not called after ChangeGroup has returned.
 //
 // https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#configure-volume-permission-and-ownership-change-policy-for-pods
 func ChangeGroup(pod *v1.Pod, root string, group int64, report func(message string)) error {
@@ -44,8 +44,8 @@ func ChangeGroup(pod *v1.Pod, root string, group int64, report func(message stri
 	return setGroupCounting(root, group, false, &slow.files)
 }
 
-// hasGroup reports whether the change of the group can be skipped: the policy is OnRootMismatch and
-// the root directory already has the group.
+// hasGroup reports whether the change of the group can be skipped: the policy is OnRootMismatch, and the root
+// directory already has the group, all permissions for it, and the setgid bit.
 func hasGroup(pod *v1.Pod, root os.FileInfo, group int64) bool {
 	policy := pod.Spec.SecurityContext.FSGroupChangePolicy
 	if policy == nil || *policy != v1.FSGroupChangeOnRootMismatch {
@@ -55,8 +55,8 @@ func hasGroup(pod *v1.Pod, root os.FileInfo, group int64) bool {
 	return ok && int64(st.Gid) == group && root.Mode()&os.ModeSetgid != 0 && root.Mode()&0o070 == 0o070
 }
 
-// lacksGroup reports whether the group of the volume at dir was never changed: it is still root's, as
-// created.
+// lacksGroup reports whether the group of the volume at dir was never changed: it is still root, as created,
+// and the directory has no setgid bit.
 func lacksGroup(dir string) bool {
 	var st unix.Stat_t
 	return unix.Stat(dir, &st) == nil && st.Gid == 0 && st.Mode&unix.S_ISGID == 0
@@ -91,7 +91,9 @@ type groupChange struct {
 	files *atomic.Int64
 }
 
-// apply changes the group of the entry name of the directory descriptor dir and of everything below it.
+// apply changes the group and the permissions of the entry name of the directory descriptor dir and of
+// everything below it. Of a symbolic link, only the group is changed; it is not followed. An entry that does
+// not exist any more is no error.
 func (g *groupChange) apply(dir int, name string) error {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {

@@ -24,8 +24,8 @@ func (HostPath) Name() string { return "kubernetes.io~host-path" }
 // Is reports whether v is a hostPath volume.
 func (HostPath) Is(v *v1.Volume) bool { return v.HostPath != nil }
 
-// SetUp checks the type of the path, or creates the path if the volume's type is DirectoryOrCreate or
-// FileOrCreate.
+// SetUp returns the path of the node. It checks the type of the path, or creates the path if the volume's type
+// is DirectoryOrCreate or FileOrCreate. Without a type, it does not even check that the path exists.
 func (t HostPath) SetUp(_ context.Context, r Request) (Result, error) {
 	path := t.Alias.ToActual(r.Volume.HostPath.Path)
 	kind := v1.HostPathUnset
@@ -38,8 +38,8 @@ func (t HostPath) SetUp(_ context.Context, r Request) (Result, error) {
 	return Result{Path: path}, nil
 }
 
-// checkHostPath checks that the path is of the type that the pod expects, or creates it if the type
-// permits.
+// checkHostPath checks that the path is of the type that the pod expects, or creates it if the type permits.
+// With the empty type it checks nothing.
 func checkHostPath(path string, kind v1.HostPathType) error {
 	if kind == v1.HostPathUnset {
 		return nil

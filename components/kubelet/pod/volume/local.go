@@ -39,9 +39,10 @@ func (Local) Name() string { return "kubernetes.io~local-volume" }
 // IsPersistent reports whether pv is a local volume.
 func (Local) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.Local != nil }
 
-// SetUpPersistent checks a directory, which the pod uses at its original path, or mounts a block device in
-// the pod's directory and formats it if it is empty. It changes the group to the pod's fsGroup on first use.
-// Directories of the built-in provisioner are created.
+// SetUpPersistent checks a directory, which the pod uses at its original path, or mounts a block device in the
+// pod's directory and formats it if it is empty and not read-only. On first use it changes the group to the
+// pod's fsGroup, unless the volume is read-only or another pod uses it. Directories of the built-in provisioner
+// are created.
 func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, error) {
 	path := r.PV.Spec.Local.Path
 	if localpath.IsManaged(r.PV) && filepath.Dir(path) == filepath.Clean(t.Root) {
@@ -91,7 +92,7 @@ func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result
 }
 
 // changeGroup changes the group of the volume at path to group, the pod's fsGroup. If another pod uses the
-// volume, it only emits an event if the groups differ.
+// volume, it changes nothing and only emits a warning event if the group of path is another one.
 func (t Local) changeGroup(r PersistentRequest, path string, group int64) error {
 	used, err := usedByOtherPod(filepath.Dir(filepath.Dir(r.Dir)), t.Name(), r.PV)
 	if err != nil {
@@ -142,8 +143,8 @@ func isBlock(info os.FileInfo) bool {
 // IsPersistent reports whether pv has a hostPath.
 func (HostPath) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.HostPath != nil }
 
-// SetUpPersistent checks the type of the path, and creates a directory there if the path does not exist and
-// the type permits it.
+// SetUpPersistent checks the type of the path like SetUp. If the PersistentVolume specifies no type and the
+// path does not exist, it creates a directory.
 func (HostPath) SetUpPersistent(_ context.Context, r PersistentRequest) (Result, error) {
 	src := r.PV.Spec.HostPath
 	kind := v1.HostPathUnset

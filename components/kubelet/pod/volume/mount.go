@@ -16,9 +16,9 @@ import (
 // outputWaitDelay is how long the children of an exited tool may keep its output open.
 const outputWaitDelay = 5 * time.Second
 
-// RunTool runs a program of the host and returns its standard output and standard error. When ctx is done, it
-// kills the program and its helpers, such as mount.nfs, which waits for minutes for an unreachable server and
-// would mount later.
+// RunTool runs a program of the host and returns its standard output and standard error together, also if it
+// fails. When ctx is done, it kills the program and its helpers, such as mount.nfs, which waits for minutes for
+// an unreachable server and would mount later.
 func RunTool(ctx context.Context, name string, args ...string) (string, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -56,9 +56,9 @@ func mountTool(ctx context.Context, fsType, source, target string, options []str
 }
 
 // MountDevice mounts the file system of a block device at target. An empty fsType means ext4. It creates the
-// file system if the device is empty, and checks an existing ext file system, unless readOnly. If target is
-// already mounted, it does nothing. The error is a contentMismatchError if the device contains something else
-// than the file system.
+// file system if blkid finds nothing on the device, and runs fsck if fsType is an ext file system, unless
+// readOnly; an empty device is then an error. If target is already mounted, it does nothing. The error is a
+// contentMismatchError if the mount fails and the device contains something else than the file system.
 func MountDevice(ctx context.Context, device, target, fsType string, options []string, readOnly bool) error {
 	if mounted, err := mountinfo.Mounted(target); err != nil || mounted {
 		return err

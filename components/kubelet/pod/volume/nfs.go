@@ -33,7 +33,8 @@ func (NFS) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, er
 	return mountNFS(ctx, r.PV.Spec.NFS, r.Dir, r.PV.Spec.MountOptions, r.ReadOnly)
 }
 
-// mountNFS mounts the NFS export src at dir unless dir is already a mount point.
+// mountNFS mounts the NFS export src at dir, which it creates, unless dir is already a mount point. It is
+// mounted read-only if src or readOnly requires it.
 func mountNFS(ctx context.Context, src *v1.NFSVolumeSource, dir string, options []string, readOnly bool) (Result, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return Result{}, fmt.Errorf("creating the volume's directory: %w", err)

@@ -10,8 +10,8 @@ import (
 )
 
 // removeTree removes path and everything below it. It does not enter a mount point, even one that is mounted
-// during the removal, because that would delete data of the mounted volume. Symbolic links are removed, not
-// followed. It returns an error if something remains.
+// during the removal, because that would delete data of the mounted volume; it returns an error instead.
+// Symbolic links are removed, not followed. A path that does not exist is no error.
 func removeTree(path string) error {
 	parent, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -27,7 +27,8 @@ func removeTree(path string) error {
 	return nil
 }
 
-// removeAt removes the entry name of the directory descriptor dir, and everything below it.
+// removeAt removes the entry name of the directory descriptor dir, and everything below it. It returns an error
+// at the first mount point; an entry that does not exist is no error.
 func removeAt(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, 0)
 	switch {

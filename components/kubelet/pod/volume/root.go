@@ -6,9 +6,10 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
-// PrepareRoot makes the kubelet's root directory a shared mount, because containers such as CSI drivers mount
-// volumes below it that the host and other containers must see. It first records the mounts in the host
-// journal, which may be nil, so that they can be reverted.
+// PrepareRoot makes the kubelet's root directory a shared mount, unless it is on one, because containers such
+// as CSI drivers mount volumes below it that the host and other containers must see. Before that, it records in
+// the host journal, which may be nil, the mounts that a removal of the node must revert: those in the
+// directories pods and plugins and, if it mounts the root directory on itself, that one.
 func PrepareRoot(root string, journal *hostjournal.Journal) error {
 	sharing, err := PlanSharedMount(root)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// HostHasSELinux reports whether SELinux is enabled on this host.
+// HostHasSELinux reports whether SELinux is enabled on this host: its file system is mounted at /sys/fs/selinux
+// and is not read-only.
 func HostHasSELinux() bool {
 	var fs unix.Statfs_t
 	err := unix.Statfs("/sys/fs/selinux", &fs)
@@ -43,8 +44,9 @@ func fileLabel(file string, o *v1.SELinuxOptions) string {
 	return strings.Join(parts, ":")
 }
 
-// HasLabels reports whether the file system mounted at path supports SELinux labels per file. File
-// systems without labels or mounted with a single label do not.
+// HasLabels reports whether the file system mounted at path supports SELinux labels per file. File systems
+// without labels or mounted with a single label do not. It is false if path is not a mount point or the host
+// has no SELinux.
 func HasLabels(path string) bool {
 	if !HostHasSELinux() {
 		return false

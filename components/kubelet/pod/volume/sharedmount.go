@@ -18,8 +18,8 @@ type SharedMount struct {
 }
 
 // PlanSharedMount returns a plan to make dir a shared mount, so that the host and other containers see what
-// containers, such as CSI drivers, mount below dir. It only reads the mount table: Apply changes the mounts,
-// after the caller has recorded them in the host journal.
+// containers, such as CSI drivers, mount below dir. If dir is below a shared mount, the plan is empty. It only
+// reads the mount table: Apply changes the mounts, after the caller has recorded them in the host journal.
 //
 // https://kubernetes.io/docs/concepts/storage/volumes/#mount-propagation
 func PlanSharedMount(dir string) (SharedMount, error) {
@@ -44,7 +44,8 @@ func PlanSharedMount(dir string) (SharedMount, error) {
 	return SharedMount{dir: real, share: share, Bind: share && deepest.Mountpoint != real}, nil
 }
 
-// Apply executes the plan. If dir is already a shared mount, it does nothing.
+// Apply executes the plan: it bind-mounts the directory on itself if it is not a mount point, and makes the
+// mount shared. If the directory was already on a shared mount when the plan was made, it does nothing.
 func (s SharedMount) Apply() error {
 	if s.Bind {
 		if err := unix.Mount(s.dir, s.dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {

@@ -22,7 +22,7 @@ type slowReporter struct {
 }
 
 // newSlowReporter starts a goroutine that calls report with upstream's messages about the volume name, first
-// after slowAfter and then every slowEvery. report may be nil. The caller must call stop.
+// after slowAfter and then every slowEvery. If report is nil, it starts none. The caller must call stop.
 func newSlowReporter(name string, report func(message string)) *slowReporter {
 	s := &slowReporter{done: make(chan struct{})}
 	if report == nil {

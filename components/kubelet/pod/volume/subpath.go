@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SubPath bind-mounts the path sub of a volume to a directory of the pod, and returns that directory, which
-// the container mounts. podDir is the pod's directory, and root the directory of the volume. index is the
-// index of the container's volumeMount. Symbolic links in the volume are resolved as on the node; a link that
-// leaves the volume is an error. The path is opened before the mount, so that a container cannot replace it
-// in between. A path that does not exist is created as a directory.
+// SubPath bind-mounts the path sub of a volume in the directory of the pod, podDir, and returns the path of the
+// mount, which the container uses. root is the directory of the volume, and index the index of the container's
+// volumeMount. Symbolic links in the volume are resolved as on the node; a link that leaves the volume is an
+// error. The path is opened before the mount, so that a container cannot replace it in between. A path that
+// does not exist is created as a directory. An earlier mount for the same volumeMount is replaced.
 func (s *Set) SubPath(podDir, volume, root, sub, container string, index int) (string, error) {
 	if filepath.IsAbs(sub) || strings.Contains("/"+sub+"/", "/../") {
 		return "", fmt.Errorf("subPath %q must not be absolute or contain '..'", sub)
@@ -97,8 +97,9 @@ func openSubPath(root, sub string) (*os.File, error) {
 	return dir, nil
 }
 
-// splitExisting splits a path within root into the existing part, relative to root and with all links
-// resolved, and the missing part. root must not contain links.
+// splitExisting splits a path within root into the existing part, relative to root and with all links resolved,
+// and the missing part, which is "" if the whole path exists. A dangling link and a path outside of root are
+// errors. root must not contain links.
 func splitExisting(root, sub string) (there, missing string, err error) {
 	sub = filepath.Clean(sub)
 	for at := sub; ; at = filepath.Dir(at) {

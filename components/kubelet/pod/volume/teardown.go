@@ -108,8 +108,8 @@ func (s *Set) TearDown(ctx context.Context, uid types.UID) error {
 // metrics.
 type foundVolume struct{ plugin, operation string }
 
-// foundVolumes returns the volumes in the pod's directory dir, for metrics. Directories that cannot be read
-// are omitted.
+// foundVolumes returns the volumes, including block volumes, in the pod's directory dir, for metrics.
+// Directories that cannot be read are omitted.
 func (s *Set) foundVolumes(dir string) []foundVolume {
 	var out []foundVolume
 	for name, operation := range map[string]string{mountsDir: "volume_unmount", devicesDir: "unmap_volume"} {
@@ -130,7 +130,8 @@ func (s *Set) foundVolumes(dir string) []foundVolume {
 	return out
 }
 
-// tearDowners returns the types and persistent types of s that are TearDowners, each once.
+// tearDowners returns the types and the persistent types of s that are TearDowners, only the first of each
+// name.
 func (s *Set) tearDowners() []TearDowner {
 	var out []TearDowner
 	seen := map[string]bool{}

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NoSwap reports whether this kernel supports the tmpfs option noswap (Linux 6.4 or later).
+// NoSwap reports whether this kernel supports the tmpfs option noswap (Linux 6.4 or later), by creating a tmpfs
+// that is not mounted. It returns an error if that fails.
 func NoSwap() (bool, error) {
 	fs, noswap, err := openTmpfs()
 	if err != nil {

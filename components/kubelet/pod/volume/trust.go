@@ -29,8 +29,9 @@ type Certificates interface {
 	Credential(ctx context.Context, pod *v1.Pod, volume string, source int, p *v1.PodCertificateProjection) (key, chain []byte, refresh time.Time, err error)
 }
 
-// addTrustAnchors adds a file with the trust anchors of the ClusterTrustBundles that the source p selects to
-// payload. If it selects none, that is an error unless p is optional.
+// addTrustAnchors adds a file with the trust anchors of the ClusterTrustBundles that the source p selects, by
+// name or by signer and labels, to payload. If it selects none, that is an error; if p is optional, the file is
+// empty.
 //
 // https://kubernetes.io/docs/concepts/storage/projected-volumes/#clustertrustbundle
 func addTrustAnchors(ctx context.Context, trust TrustBundles, payload Payload, pod *v1.Pod, p *v1.ClusterTrustBundleProjection, def os.FileMode) error {
@@ -85,8 +86,9 @@ func trustAnchors(bundles []*certificatesv1.ClusterTrustBundle) []byte {
 	return bytes.Join(slices.CompactFunc(list, bytes.Equal), nil)
 }
 
-// addCertificate adds files with the pod's private key and certificate chain to payload, at the paths of the
-// projection p. source is the index of p in the volume. It returns when the certificate must be renewed.
+// addCertificate adds files with the pod's private key and certificate chain to payload, at those paths of the
+// projection p that are not empty. source is the index of p in the volume. It returns when the certificate must
+// be renewed.
 func (t Projected) addCertificate(ctx context.Context, payload Payload, r Request, source int, p *v1.PodCertificateProjection, def os.FileMode) (time.Time, error) {
 	key, chain, refresh, err := t.Certificates.Credential(ctx, r.Pod, r.Volume.Name, source, p)
 	if err != nil {

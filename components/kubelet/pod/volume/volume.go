@@ -85,8 +85,9 @@ type Type interface {
 	SetUp(ctx context.Context, r Request) (Result, error)
 }
 
-// MayBlock reports whether the setup of the volume may have to wait for other components or servers. Such
-// volumes are set up concurrently.
+// MayBlock reports whether the setup of the volume may have to wait for other components or servers: volumes of
+// claims, CSI, NFS and iSCSI, and projected volumes with a pod certificate. Such volumes are set up
+// concurrently.
 func MayBlock(v *v1.Volume) bool {
 	if v.Projected != nil {
 		return slices.ContainsFunc(v.Projected.Sources, func(s v1.VolumeProjection) bool { return s.PodCertificate != nil })
@@ -115,8 +116,8 @@ var ErrUnsupported = errors.New("no volume plugin matched")
 // PodDir returns the directory of a pod below the kubelet's root directory.
 func (s *Set) PodDir(uid types.UID) string { return filepath.Join(s.Root, "pods", string(uid)) }
 
-// SetUp sets up or updates one volume v of a pod by its Type, and records the metrics. It returns
-// ErrUnsupported if there is no such Type.
+// SetUp sets up or updates one volume v of a pod by its Type, and records the metrics. It creates the parent of
+// the volume's directory. It returns ErrUnsupported if there is no such Type.
 func (s *Set) SetUp(ctx context.Context, pod *v1.Pod, v *v1.Volume) (Result, error) {
 	for _, t := range s.Types {
 		if !t.Is(v) {
@@ -152,8 +153,8 @@ func pluginOf(dir string, v *v1.Volume) string {
 	return pluginName(dir, driver)
 }
 
-// pluginName returns the plugin name, a label of volume metrics, of the Type with the directory name dir. driver is
-// the name of the CSI driver, or "" for other volumes.
+// pluginName returns the plugin name, a label of volume metrics, of the Type with the directory name dir, or
+// UnknownPlugin if dir is "". driver is the name of the CSI driver, or "" for other volumes.
 func pluginName(dir, driver string) string {
 	name := strings.ReplaceAll(dir, "~", "/")
 	if name == "" {
@@ -167,7 +168,7 @@ func pluginName(dir, driver string) string {
 }
 
 // UnknownPlugin is the plugin name in metrics of a volume whose type is not known, because its claim was not
-// resolved.
+// resolved or no Type supports it.
 const UnknownPlugin = "N/A"
 
 // Plugin returns the plugin name of a volume in metrics. It is UnknownPlugin if the volume refers to a claim

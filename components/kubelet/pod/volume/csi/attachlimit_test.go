@@ -41,7 +41,8 @@ func (f *fixture) awaitLimit(w watch.Interface, want int32) {
 	}
 }
 
-// answering makes the driver answer NodeGetInfo with the current value of the returned number.
+// answering makes the driver answer NodeGetInfo with the current value of the returned number, which is first
+// at the beginning, as the maximum number of volumes.
 func (f *fixture) answering(first int64) *atomic.Int64 {
 	n := &atomic.Int64{}
 	n.Store(first)

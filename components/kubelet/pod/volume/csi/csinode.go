@@ -33,8 +33,9 @@ const migrated = "storage.alpha.kubernetes.io/migrated-plugins"
 const migratedPlugins = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,kubernetes.io/azure-file,kubernetes.io/cinder," +
 	"kubernetes.io/gce-pd,kubernetes.io/portworx-volume,kubernetes.io/vsphere-volume"
 
-// ensureCSINode makes sure that the CSINode exists even if no driver has registered: the scheduler and
-// the cluster autoscaler wait for it. It retries until it succeeds or ctx is done.
+// ensureCSINode makes sure that the CSINode exists even if no driver has registered: the scheduler and the
+// cluster autoscaler wait for it. It first waits for the Node object, and retries until it succeeds or ctx is
+// done. Without an API server it does nothing.
 func (p *Plugin) ensureCSINode(ctx context.Context) {
 	if p.cfg.Kube == nil {
 		return
@@ -112,7 +113,8 @@ func (p *Plugin) registerDriver(ctx context.Context, d *driver) error {
 }
 
 // unregisterDriver removes the entries that registerDriver has added to the CSINode and the annotation of the
-// Node. It does nothing if the driver has registered again. The topology labels remain.
+// Node. It does nothing if the driver has registered again, before the Node object is known, and without an API
+// server. The topology labels remain.
 func (p *Plugin) unregisterDriver(ctx context.Context, name string) error {
 	if p.cfg.Kube == nil {
 		return nil
@@ -150,8 +152,8 @@ func contains(all, part map[string]string) bool {
 	return true
 }
 
-// parseNodeIDs returns the entries of the annotation nodeIDAnnotation: the driver's ID of the node, by driver
-// name.
+// parseNodeIDs returns the entries of the annotation nodeIDAnnotation of the Node: the driver's ID of the node,
+// by driver name. Without the annotation the map is empty.
 func parseNodeIDs(node *v1.Node) (map[string]string, error) {
 	out := map[string]string{}
 	if raw := node.Annotations[nodeIDAnnotation]; raw != "" {
@@ -189,8 +191,8 @@ func (p *Plugin) patchNode(ctx context.Context, ids, labels map[string]string) e
 }
 
 // changeCSINode sets the list of drivers of the CSINode to the result of change, which gets the current list
-// and must not modify it. It creates the CSINode of node if it does not exist, and retries after conflicts.
-// The caller must hold p.csiNode.
+// and must not modify it. It creates the CSINode of node if it does not exist, does not write if nothing
+// changes, and retries after conflicts. The caller must hold p.csiNode.
 func (p *Plugin) changeCSINode(ctx context.Context, node *v1.Node, change func([]storagev1.CSINodeDriver) []storagev1.CSINodeDriver) error {
 	nodes := p.cfg.Kube.StorageV1().CSINodes()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -228,7 +230,8 @@ func (p *Plugin) changeCSINode(ctx context.Context, node *v1.Node, change func([
 	return nil
 }
 
-// sameDriver reports whether a and b are equal entries of a CSINode.
+// sameDriver reports whether a and b are equal entries of a CSINode: driver, ID of the node, topology keys and
+// maximum number of volumes.
 func sameDriver(a, b storagev1.CSINodeDriver) bool {
 	count := func(d storagev1.CSINodeDriver) int32 {
 		if d.Allocatable == nil || d.Allocatable.Count == nil {

@@ -127,8 +127,9 @@ func (d *driver) mountsWithGroup() bool {
 	return d.capabilities[csipb.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP]
 }
 
-// isFinalError reports whether err means that the driver has rejected a call. Otherwise the driver may still
-// be working on the call or may have completed it.
+// isFinalError reports whether err, which is not nil, means that the driver has rejected a call. Otherwise,
+// that is, after a timeout and similar gRPC statuses, the driver may still be working on the call or may have
+// completed it. An error without a gRPC status is final.
 func isFinalError(err error) bool {
 	s, ok := status.FromError(err)
 	if !ok {

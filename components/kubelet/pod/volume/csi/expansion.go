@@ -27,7 +27,8 @@ type expansion struct {
 	// busy means that the driver does not expand volumes that are in use. The expansion is retried
 	// when another pod mounts the volume.
 	busy bool
-	// final means that the driver has rejected the expansion definitely.
+	// final means that an attempt to expand the volume has failed while the resizer in the control plane records
+	// states, and none has succeeded since.
 	final bool
 	// backoff is the current back-off and nextAttempt the time of the next attempt, while attempts fail.
 	backoff     time.Duration
@@ -50,8 +51,8 @@ type expansionPlan struct {
 	abandonOnFailure bool
 }
 
-// planExpansion decides how to expand the volume pv of the claim pvc on this node. refused means that the
-// driver has rejected the expansion before.
+// planExpansion decides how to expand the volume pv of the claim pvc on this node. refused means that an
+// earlier attempt has failed.
 //
 // https://kubernetes.io/docs/concepts/storage/persistent-volumes/#recovering-from-failure-when-expanding-volumes
 func planExpansion(pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, refused bool) expansionPlan {
@@ -77,10 +78,11 @@ func planExpansion(pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, refus
 	return p
 }
 
-// expandIfNeeded calls the driver d to expand a published volume that is smaller than requested. mounting
-// means that the pod does not have the volume yet; an error then fails the setup of the volume. For a volume
-// in use it returns nil: a failure is reported as an event and retried at expansion.nextAttempt. The caller
-// must hold the volume's lock.
+// expandIfNeeded calls the driver d to expand a published volume that is smaller than requested. mounting means
+// that the pod does not have the volume yet; an error then fails the setup of the volume. For a volume in use
+// it returns nil: a failure is reported as an event and retried at expansion.nextAttempt. It does nothing for
+// an inline volume and without an API server; a read-only volume is not expanded. The caller must hold the
+// volume's lock.
 //
 // https://kubernetes.io/docs/concepts/storage/persistent-volumes/#csi-volume-expansion
 func (p *Plugin) expandIfNeeded(ctx context.Context, d *driver, j *job, mounting bool) error {
@@ -123,7 +125,8 @@ func (p *Plugin) expandIfNeeded(ctx context.Context, d *driver, j *job, mounting
 }
 
 // attemptExpansion makes one attempt to expand the volume, records the result in g and in the status of the
-// claim, and emits an event after a success.
+// claim, and emits an event after a success. It does not call the driver if the volume is expanded already, if
+// the control plane has not finished its part, or if the driver cannot and need not expand volumes on the node.
 func (p *Plugin) attemptExpansion(ctx context.Context, d *driver, j *job, g *expansion) error {
 	// The claim may be outdated because attaching the volume takes time.
 	pvc, err := p.cfg.Kube.CoreV1().PersistentVolumeClaims(j.claim.Namespace).Get(ctx, j.claim.Name, metav1.GetOptions{})
@@ -160,9 +163,9 @@ func (p *Plugin) attemptExpansion(ctx context.Context, d *driver, j *job, g *exp
 	return nil
 }
 
-// handleExpansionError records the error err, with which the driver has rejected the expansion that todo describes,
-// in g and in the status of the claim. It returns err, or nil if the driver cannot expand the volume while it is in
-// use: the volume is then mounted without the expansion.
+// handleExpansionError records the error err of an attempt at the expansion that todo describes in g and, if
+// the resizer in the control plane uses states, in the status of the claim. It returns err, or nil if the
+// driver cannot expand the volume while it is in use: the volume is then mounted without the expansion.
 func (p *Plugin) handleExpansionError(ctx context.Context, pvc *v1.PersistentVolumeClaim, todo expansionPlan, g *expansion, err error) error {
 	code := status.Code(cause(err))
 	if todo.recordStates {
@@ -235,6 +238,7 @@ func (j *job) expansionFailure(err error) error {
 }
 
 // recordExpansionEvent emits the same event about the pod and about the claim pvc. kind is Normal or Warning.
+// Without an event recorder it does nothing.
 func (p *Plugin) recordExpansionEvent(j *job, pvc *v1.PersistentVolumeClaim, kind, reason, message string) {
 	p.event(j.pod, kind, reason, message)
 	if p.cfg.Events != nil {
@@ -243,7 +247,7 @@ func (p *Plugin) recordExpansionEvent(j *job, pvc *v1.PersistentVolumeClaim, kin
 	}
 }
 
-// event emits an event about the pod. kind is Normal or Warning.
+// event emits an event about the pod. kind is Normal or Warning. Without an event recorder it does nothing.
 func (p *Plugin) event(pod *v1.Pod, kind, reason, message string) {
 	if p.cfg.Events == nil {
 		return

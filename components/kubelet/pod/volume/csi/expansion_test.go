@@ -54,7 +54,7 @@ func (f *fixture) claim() *v1.PersistentVolumeClaim {
 	return pvc
 }
 
-// watchEvents records events; the returned function returns them.
+// watchEvents records events; the returned function returns those since its last call.
 func (f *fixture) watchEvents() func() string {
 	r := record.NewFakeRecorder(100)
 	f.plugin.cfg.Events = r
@@ -71,7 +71,7 @@ func (f *fixture) watchEvents() func() string {
 	}
 }
 
-// due makes the next attempt due now.
+// due makes the next attempt of each expansion due now.
 func (f *fixture) due() {
 	f.plugin.mu.Lock()
 	defer f.plugin.mu.Unlock()

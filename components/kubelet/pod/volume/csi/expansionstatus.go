@@ -12,7 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// markExpanding sets the claim's resize status to NodeResizeInProgress and returns the updated claim.
+// markExpanding sets the claim's resize status to NodeResizeInProgress, unless it already is, and returns the
+// updated claim. It returns an error if the claim has changed since pvc was read.
 func (p *Plugin) markExpanding(ctx context.Context, pvc *v1.PersistentVolumeClaim) (*v1.PersistentVolumeClaim, error) {
 	if pvc.Status.AllocatedResourceStatuses[v1.ResourceStorage] == v1.PersistentVolumeClaimNodeResizeInProgress {
 		return pvc, nil
@@ -38,8 +39,9 @@ func (p *Plugin) markExpanded(ctx context.Context, pvc *v1.PersistentVolumeClaim
 	return err
 }
 
-// markFailed records in the claim's status that the node could not expand the volume. infeasible
-// means that a retry cannot succeed; the resizer in the control plane then starts again.
+// markFailed records in the claim's status, with the condition NodeResizeError, that the node could not expand
+// the volume. infeasible means that a retry cannot succeed; it sets the resize status to NodeResizeInfeasible,
+// and the resizer in the control plane then starts again.
 func (p *Plugin) markFailed(ctx context.Context, pvc *v1.PersistentVolumeClaim, infeasible bool, why error) error {
 	change := map[string]any{}
 	if infeasible {

@@ -147,7 +147,7 @@ func (f *fixture) down(uid types.UID) {
 	}
 }
 
-// methods returns the names of the calls that change something.
+// methods returns the names of the calls about a volume that the driver got since the last call of methods.
 func (f *fixture) methods() string {
 	var out []string
 	for _, c := range f.driver.Calls("") {

@@ -13,8 +13,8 @@ import (
 // statsTimeout is the timeout of a NodeGetVolumeStats call.
 const statsTimeout = 10 * time.Second
 
-// measure queries the driver for the usage of a published volume. Values that the driver does not report are
-// nil. It returns an error if the driver is not registered now.
+// measure queries the driver for the usage of a published volume. Values of a unit that the driver does not
+// report are nil. It returns an error if the driver is not registered now.
 func (p *Plugin) measure(ctx context.Context, j *job) (*volume.Usage, error) {
 	d, err := p.driver(ctx, j.k.driver, 0)
 	if err != nil {

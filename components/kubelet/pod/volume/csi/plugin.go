@@ -94,8 +94,8 @@ type volumeLock struct {
 	waiting int // guarded by Plugin.mu
 }
 
-// New creates a Plugin. Volumes that earlier kubelets have published or staged are in use from the beginning.
-// A damaged data file is only logged.
+// New creates a Plugin. Attachable volumes that earlier kubelets have published or staged are reported as in
+// use from the beginning. A damaged data file is only logged.
 func New(cfg Config) (*Plugin, error) {
 	p := &Plugin{
 		cfg: cfg, places: places{cfg.Root}, sweep: make(chan struct{}, 1), drivers: map[string]*driver{},
@@ -164,9 +164,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// Register connects to a driver that has registered on the node, queries its capabilities, and adds it to the
-// CSINode. If it returns an error, the driver is not used, and the error is reported to the driver. A driver
-// of the same name is replaced.
+// Register connects to a driver that has registered on the node, queries its capabilities, and, if there is an
+// API server, adds it to the CSINode. If it returns an error, the driver is not used, and the error is reported
+// to the driver. A driver of the same name is replaced.
 func (p *Plugin) Register(ctx context.Context, plugin pluginwatch.Plugin) error {
 	if err := checkPlugin(plugin); err != nil {
 		return err
@@ -300,7 +300,8 @@ func (p *Plugin) lock(k key) (unlock func()) {
 	}
 }
 
-// VolumesInUse returns the volumes that must not be detached, sorted.
+// VolumesInUse returns the volumes that must not be detached from this node, because pods use them or they are
+// still staged, sorted. The kubelet reports them in volumesInUse of the Node status.
 func (p *Plugin) VolumesInUse() []v1.UniqueVolumeName { return p.users.InUse() }
 
 // driverObject returns the CSIDriver object of a driver, or nil if there is none or no API server.
@@ -431,8 +432,9 @@ func (p *Plugin) secret(ctx context.Context, ref *v1.SecretReference) (map[strin
 	return out, nil
 }
 
-// unstageUnused unstages volumes that no pod uses. They remain if a kubelet was killed or an earlier attempt
-// has failed. Volumes whose driver is not registered are skipped.
+// unstageUnused calls the drivers to unstage volumes that no pod uses. Such volumes remain if a kubelet was
+// killed or an earlier attempt has failed. Volumes whose driver is not registered are skipped. It returns the
+// errors of all volumes; the other volumes are unstaged nevertheless.
 func (p *Plugin) unstageUnused(ctx context.Context) error {
 	staged, err := p.places.allStaged()
 	errs := []error{err}

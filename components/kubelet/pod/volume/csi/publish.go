@@ -117,7 +117,8 @@ func persistent(r volume.PersistentRequest, block bool) *job {
 	}
 }
 
-// failure returns a Failure, for the pod's events, of a step such as "SetUp".
+// failure returns a Failure, for the pod's events, of a step such as "SetUp": of the operation MapVolume for a
+// block volume, otherwise of MountVolume.
 func (j *job) failure(step string, err error) error {
 	op := "MountVolume." + step
 	if j.block {
@@ -126,7 +127,8 @@ func (j *job) failure(step string, err error) error {
 	return &volume.Failure{Operation: op, Volume: j.spec, Err: err}
 }
 
-// cause returns the innermost error that err wraps, which is the driver's gRPC status.
+// cause returns the innermost error that err wraps. If a call of the driver has failed, that is the driver's
+// gRPC status.
 func cause(err error) error {
 	for {
 		next := errors.Unwrap(err)
@@ -167,16 +169,16 @@ func (p *Plugin) isStaged(k key) bool {
 	return p.staged[k]
 }
 
-// removeStaged removes the directory dir of a volume whose staging was rejected. A directory that is mounted
-// or not empty remains.
+// removeStaged removes the directory dir of a volume whose staging was rejected, and the volume is no longer in
+// use by it. A directory that is mounted or not empty remains. Errors are ignored.
 func (p *Plugin) removeStaged(dir string) {
 	if err := removeEmpty(globalMount(dir)); err == nil && volume.RemoveData(dir, dataFile, "") == nil {
 		p.users.Release(dir)
 	}
 }
 
-// removeEmpty removes an empty directory or a file. A path that does not exist is no error, a mount point is
-// one.
+// removeEmpty removes an empty directory or a file. A path that does not exist is no error; a mount point and a
+// directory with files are.
 func removeEmpty(path string) error {
 	if _, err := os.Lstat(path); isNotExist(err) {
 		return nil
@@ -194,9 +196,9 @@ func removeEmpty(path string) error {
 	return nil
 }
 
-// attributesAndSecrets returns the volume attributes and the secrets of the call that publishes the volume.
-// As the CSIDriver obj requires, they include information about the pod and tokens of its service account.
-// obj may be nil.
+// attributesAndSecrets returns the volume attributes and the secrets of the call that publishes the volume. If
+// the CSIDriver obj requires it, information about the pod is added to the attributes, and tokens of the pod's
+// service account to the attributes or, if it requires that, to the secrets. Nothing is added if obj is nil.
 func (p *Plugin) attributesAndSecrets(ctx context.Context, obj *storagev1.CSIDriver, j *job) (attributes, secrets map[string]string, err error) {
 	attributes = map[string]string{}
 	maps.Copy(attributes, j.context)
@@ -242,7 +244,8 @@ func (p *Plugin) attributesAndSecrets(ctx context.Context, obj *storagev1.CSIDri
 }
 
 // appliesGroup reports whether the pod's fsGroup must be applied to the volume, by the kubelet or the driver,
-// according to the fsGroupPolicy of the CSIDriver obj, which may be nil.
+// according to the fsGroupPolicy of the CSIDriver obj, which may be nil. By default, it is applied only to
+// ReadWriteOnce volumes with a file system type. It is never applied to a read-only volume.
 //
 // https://kubernetes-csi.github.io/docs/support-fsgroup.html
 func (p *Plugin) appliesGroup(obj *storagev1.CSIDriver, j *job) bool {
@@ -270,8 +273,9 @@ func (j *job) capability(d *driver) *csipb.VolumeCapability {
 	return c
 }
 
-// accessMode converts the access modes of a PersistentVolume to the CSI access mode. Only drivers that
-// support it get a mode that distinguishes one writer from several on one node.
+// accessMode converts the access modes of a PersistentVolume to the CSI access mode. Only the first mode
+// counts; without modes it is ReadWriteOnce. Only drivers that support it get a mode that distinguishes one
+// writer from several on one node.
 func accessMode(d *driver, modes []v1.PersistentVolumeAccessMode) csipb.VolumeCapability_AccessMode_Mode {
 	mode := v1.ReadWriteOnce
 	if len(modes) > 0 {

@@ -10,8 +10,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// chooseLabel returns the SELinux label to mount the volume with, as mountLabel does. It also returns an
-// error if the volume is currently mounted with another label.
+// chooseLabel returns the SELinux label to mount the volume with, as mountLabel does. On a host with SELinux it
+// also returns an error if the volume is currently mounted with another label.
 func (p *Plugin) chooseLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
 	label, err := p.mountLabel(obj, j)
 	if err == nil && p.cfg.FileLabel != nil {
@@ -21,9 +21,10 @@ func (p *Plugin) chooseLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
 }
 
 // mountLabel returns the SELinux label that a volume is mounted with, or "" if the runtime relabels the files
-// one by one instead. A mount label requires that the driver supports it and that the pod sets the SELinux
-// level, because a level that the runtime chooses is not known yet. It returns an error if containers of the
-// pod require different labels.
+// one by one instead or the host has no SELinux. A mount label requires a PersistentVolume with a file system,
+// a driver that supports it, and a pod that sets the SELinux level, because a level that the runtime chooses is
+// not known yet, and does not set the policy Recursive. It returns an error if containers of the pod require
+// different labels.
 //
 // https://kep.k8s.io/1710
 func (p *Plugin) mountLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
@@ -62,8 +63,9 @@ func (p *Plugin) mountLabel(obj *storagev1.CSIDriver, j *job) (string, error) {
 	return "", fmt.Errorf("multiple SELinux labels found: %s", strings.Join(found, ","))
 }
 
-// checkLabel returns an error while the volume is mounted with a label other than label, because a file
-// system has only one mount label. A retry succeeds when the pods with the other label have terminated.
+// checkLabel returns an error while the volume is mounted with a label other than label, because a file system
+// has only one mount label. A retry succeeds when the pods with the other label have terminated. If none of
+// them remains but the volume is still staged, checkLabel triggers its unstaging.
 func (p *Plugin) checkLabel(j *job, label string) error {
 	conflict := func(other string) error {
 		return fmt.Errorf("conflicting SELinux labels of volume %s: %q and %q", j.spec, other, label)

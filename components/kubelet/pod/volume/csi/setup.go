@@ -96,7 +96,7 @@ func (s *setup) inspect(ctx context.Context) (wait time.Duration, err error) {
 }
 
 // attach waits until the volume is attached, if the driver requires attachment and the volume must be
-// published. It returns context.DeadlineExceeded after a timeout.
+// published. Without an API server it does not wait. It returns context.DeadlineExceeded after a timeout.
 func (s *setup) attach(ctx context.Context) (err error) {
 	p, j := s.p, s.j
 	s.needsAttachment = !j.inline && (s.object == nil || s.object.Spec.AttachRequired == nil || *s.object.Spec.AttachRequired)

@@ -12,10 +12,11 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// TearDown unpublishes the volume of a terminated pod and, unless another pod uses it, unstages it. It
-// returns an error, to be retried, if the driver is not registered or fails to unpublish. A failure to
-// unstage the volume does not delay the deletion of the pod: Run retries it, and if another pod uses the
-// volume before, the volume is staged again.
+// TearDown unpublishes the volume of a terminated pod and, unless another pod uses it, unstages it. Without a
+// data file, the driver was never called, and only the directories are removed. It returns an error, to be
+// retried, if the driver is not registered or fails to unpublish. A failure to unstage the volume does not
+// delay the deletion of the pod: Run retries it, and if another pod uses the volume before, the volume is
+// staged again.
 func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	d, err := readData(r.Dir)
 	if isNotExist(err) {
@@ -76,9 +77,9 @@ func (p *Plugin) forgetPublished(dir string, k key) {
 	delete(p.expansions, k)
 }
 
-// unstage calls the driver to unstage the volume k and removes its data, unless a pod uses the volume.
-// leaving is the directory of a pod that does not count because its volume was just unpublished, or "". A
-// volume that is not staged is no error. The caller must hold the volume's lock.
+// unstage calls the driver to unstage the volume k and removes its data. It does nothing if a pod uses the
+// volume or if the volume is not staged. leaving is the directory of a pod that does not count because its
+// volume was just unpublished, or "". The caller must hold the volume's lock.
 func (p *Plugin) unstage(ctx context.Context, d *driver, k key, leaving string) error {
 	dir := p.places.staged(k)
 	if _, err := os.Lstat(filepath.Join(dir, dataFile)); isNotExist(err) {

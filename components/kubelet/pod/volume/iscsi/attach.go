@@ -77,8 +77,9 @@ func exitedWith(err error, codes ...int) bool {
 }
 
 // attach attaches a disk to the node through its portals, and returns the path of its device: the multipath
-// device if the host has one, otherwise that of one portal. One reachable portal is sufficient after
-// maxAttempts. The caller must hold the target's lock.
+// device if the host has one, otherwise that of one portal. It fails if no portal is reachable. Otherwise it
+// retries the unreachable ones, until two are reachable or after maxAttempts. The caller must hold the target's
+// lock.
 func (p *Plugin) attach(ctx context.Context, d *disk, c chap) (string, error) {
 	devices := map[string]string{}
 	var last error
@@ -259,7 +260,8 @@ func cloneInterface(ctx context.Context, d *disk) error {
 	return nil
 }
 
-// interfaceSettings parses the settings of an interface, except its name, from the output of iscsiadm.
+// interfaceSettings parses the settings of an interface, except its name and empty settings, from the output of
+// iscsiadm.
 func interfaceSettings(shown string) map[string]string {
 	out := map[string]string{}
 	for line := range strings.SplitSeq(shown, "\n") {

@@ -57,8 +57,8 @@ func ofPersistent(s *v1.ISCSIPersistentVolumeSource) source {
 	return out
 }
 
-// newDisk returns the disk that a volume specifies. volume is the name of the volume. An empty portal is an
-// error.
+// newDisk returns the disk that a volume specifies. volume is the name of the volume. If it has an initiator
+// name, the disk gets an iSCSI interface of that volume only. An empty portal is an error.
 func newDisk(volume string, s *v1.ISCSIVolumeSource) (*disk, error) {
 	d := &disk{Volume: volume, Portal: s.TargetPortal, Target: s.IQN, LUN: s.Lun, Configured: s.ISCSIInterface}
 	for _, p := range append([]string{s.TargetPortal}, s.Portals...) {

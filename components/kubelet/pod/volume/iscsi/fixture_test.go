@@ -24,8 +24,8 @@ const (
 	portal = "192.0.2.1:3260"
 )
 
-// iscsiadm is a fake of open-iscsi's: it records its arguments, and creates and deletes sessions as
-// the kernel presents them in sysfs. Portals that are listed in the file bad do not respond.
+// fakeIscsiadm is a fake of open-iscsi's program iscsiadm: it records its arguments, and creates and deletes
+// sessions as the kernel presents them in sysfs. Portals that are listed in the file bad do not respond.
 const fakeIscsiadm = `#!/bin/bash
 echo "$*" >> $STATE/calls
 portal= target= face=
@@ -59,7 +59,8 @@ type host struct {
 	root string
 }
 
-// newHost creates a machine whose target has unformatted disks with the given LUNs.
+// newHost creates a machine whose target has unformatted disks with the given LUNs. Without root or the
+// required programs it skips the test.
 func newHost(t *testing.T, luns ...int) *host {
 	t.Helper()
 	if os.Geteuid() != 0 {

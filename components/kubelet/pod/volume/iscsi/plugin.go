@@ -61,8 +61,8 @@ type Plugin struct {
 	targets map[string]chan struct{}
 }
 
-// New creates a Plugin. Disks that pods of an earlier kubelet use are in use from the beginning. A damaged
-// data file is only logged.
+// New creates a Plugin. Disks that pods of an earlier kubelet use are reported as in use from the beginning. A
+// damaged data file is only logged.
 func New(cfg Config) *Plugin {
 	if cfg.Sys == "" {
 		cfg.Sys = "/sys"
@@ -137,8 +137,9 @@ func (j *job) failure(step string, err error) (volume.Result, error) {
 	return volume.Result{}, &volume.Failure{Operation: kind + step, Volume: j.name, Err: err}
 }
 
-// setUp waits until the attach-detach controller has attached the disk to this node, logs in to the target,
-// and mounts the disk unless it is a block volume. The data for the teardown is saved before the login.
+// setUp waits until the attach-detach controller has attached the disk to this node, logs in to the target, and
+// mounts the disk unless it is a block volume. If the disk is already mounted for the pod, it does nothing. The
+// data for the teardown is saved before the login.
 func (p *Plugin) setUp(ctx context.Context, j *job) (volume.Result, error) {
 	d, err := newDisk(j.name, &j.ISCSIVolumeSource)
 	if err != nil {
@@ -216,7 +217,7 @@ func (p *Plugin) Observe() {
 }
 
 // mount mounts the device once for all pods of the node, formats it if it is empty, changes its group to the
-// pod's fsGroup, and bind-mounts it at the pod's path at.
+// pod's fsGroup, and bind-mounts it at the pod's path at. A read-only volume is neither formatted nor changed.
 func (p *Plugin) mount(ctx context.Context, j *job, d *disk, device, at string) error {
 	global := p.global(d)
 	for _, dir := range []string{global, at} {

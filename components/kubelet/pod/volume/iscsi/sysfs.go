@@ -107,7 +107,8 @@ func (s *session) device(lun int32) string {
 	return list[0]
 }
 
-// devices returns the names of the session's disks whose LUN matches lun, a number or "*".
+// devices returns the names of the session's disks whose LUN is lun, a number, or of all of its disks if lun is
+// "*".
 func (s *session) devices(lun string) []string {
 	found, err := filepath.Glob(filepath.Join(s.dir, "target*", "*:*:*:"+lun, "block", "*"))
 	if err != nil {

@@ -20,7 +20,8 @@ const defaultFreeTimeout = 5 * time.Second
 // TearDown unmounts the disk for a terminated pod and, unless another pod uses the disk, removes it from the
 // kernel. With the last disk of a target it also closes the iSCSI session. If another program on the machine
 // has mounted the disk too, TearDown unmounts it for the pod and then fails: the disk and the pod's directory
-// remain, because unwritten data would be lost.
+// remain, because unwritten data would be lost. Without a data file, only the directory is removed; a damaged
+// one is an error.
 func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 	d, err := readDisk(r.Dir)
 	if err != nil && !isNotExist(err) {
@@ -71,8 +72,9 @@ func (p *Plugin) release(ctx context.Context, d *disk, leaving string) error {
 	return nil
 }
 
-// detach removes a disk from the kernel, closes the sessions that no disk of others needs, and deletes the
-// interface of the disk's initiator name. others are the remaining uses of disks on this node.
+// detach removes a disk from the kernel, closes the sessions that neither a disk of others nor another program
+// uses, and deletes the interface of the disk's initiator name unless a disk of others uses it. others are the
+// remaining uses of disks on this node.
 func (p *Plugin) detach(ctx context.Context, d *disk, others []use) error {
 	all, err := p.kernel.sessions(d.Target, d.Interface)
 	if err != nil {
@@ -150,7 +152,8 @@ func (p *Plugin) awaitFree(ctx context.Context, path string) error {
 	return err
 }
 
-// inUse reports whether a device is mounted in any mount namespace or is part of another device.
+// inUse reports whether a device is mounted in any mount namespace or is part of another device. A device that
+// cannot be opened for another reason is not in use.
 func inUse(path string) bool {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err == nil {
@@ -159,8 +162,8 @@ func inUse(path string) bool {
 	return errors.Is(err, unix.EBUSY)
 }
 
-// sessionInUse reports whether another program uses a disk of a session, so that the session must not be
-// closed.
+// sessionInUse reports whether any disk of a session is mounted or part of another device, for example by
+// another program, so that the session must not be closed.
 func (p *Plugin) sessionInUse(s *session) bool {
 	return slices.ContainsFunc(s.devices("*"), func(n string) bool {
 		return p.kernel.multipath(n) != "" || inUse(filepath.Join(p.cfg.Dev, n))
