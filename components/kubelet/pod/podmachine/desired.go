@@ -67,7 +67,8 @@ func (m *Machine) SetPod(pod *v1.Pod) {
 	}
 }
 
-// Remove records that the pod was removed from its source. The next step terminates it.
+// Remove records that the pod was removed from its source, and that it is not to be run again afterwards. The
+// next step terminates it.
 func (m *Machine) Remove() { m.Removed, m.RunAgain = true, false }
 
 // Terminate records the kubelet's decision v to terminate the pod; the next step executes it. It returns

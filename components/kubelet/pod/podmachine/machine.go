@@ -191,7 +191,7 @@ func (m *Machine) adopt() {
 }
 
 // applyDesired begins the termination of a pod that must not run any more, or whose activeDeadlineSeconds has
-// passed.
+// passed; the latter with an event. It does nothing if the pod is already terminating.
 func (m *Machine) applyDesired(in Input, d *Decision) {
 	if m.Stage != Syncing {
 		return
@@ -261,9 +261,10 @@ func (m *Machine) stepRestartAll(plan *podstate.Plan, now time.Time, d *Decision
 	}
 }
 
-// stepStart begins an operation: the start of the containers in plan.Start, in a new sandbox if required. If there
-// is nothing to start, it begins a resize or an update of the volumes, if required. No operation may be in
-// progress.
+// stepStart begins an operation: the start of the containers in plan.Start, in a new sandbox if required,
+// except those that are being stopped. While the volumes are not set up, it waits for the end of the back-off.
+// If there is nothing to start, it begins a resize or an update of the volumes, if required. No operation may
+// be in progress.
 func (m *Machine) stepStart(plan *podstate.Plan, in Input, d *Decision) {
 	starts := plan.Start[:0:0]
 	for _, s := range plan.Start {
@@ -284,8 +285,8 @@ func (m *Machine) stepStart(plan *podstate.Plan, in Input, d *Decision) {
 	}
 }
 
-// stepVolumes begins an update of the volumes if they are stale or one of them must be renewed. No operation
-// may be in progress.
+// stepVolumes begins an update of the volumes if they are stale or one of them must be renewed, the pod has a
+// ready sandbox, and the back-off after a failure has ended. No operation may be in progress.
 func (m *Machine) stepVolumes(now time.Time, d *Decision) {
 	next := m.Volumes.RefreshAt
 	due := m.Volumes.Stale || !next.IsZero() && !next.After(now)

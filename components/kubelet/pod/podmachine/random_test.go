@@ -23,7 +23,8 @@ func TestRandomLives(t *testing.T) {
 	}
 }
 
-// life is a machine with the state that its rules are about.
+// life is the simulated life of a pod: a machine to which random events happen, with the state that the checked
+// rules are about.
 type life struct {
 	*simulation
 	random *rand.Rand

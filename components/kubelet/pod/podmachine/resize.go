@@ -192,7 +192,7 @@ func (r *Resize) Actual(pod *v1.Pod) *v1.Pod {
 func unlimited(n int64) int64 { return max(n, 0) }
 
 // containersToResize returns the running containers whose actual limits differ from those of the pod spec.
-// Containers that are being stopped are excluded.
+// Ephemeral containers and containers that are being stopped are excluded.
 func (m *Machine) containersToResize() []ContainerResize {
 	var out []ContainerResize
 	for id := range m.Resize.applied {

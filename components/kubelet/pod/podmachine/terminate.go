@@ -61,9 +61,10 @@ type Kill struct {
 // can start.
 const minPodGrace = 1
 
-// grace returns the grace period in seconds of the container with that ID. While the pod is not terminating, it is
-// that of the failed probe or of the pod spec. While the pod is terminating, the grace period of the deletion takes
-// precedence, and a decision of the kubelet, such as an eviction, can only shorten it.
+// grace returns the grace period in seconds of the container with that ID. While the pod is not terminating, it
+// is that of the failed probe or of the pod spec; the default is 30. While the pod is terminating, the grace
+// period of the deletion takes precedence, a decision of the kubelet, such as an eviction, can only shorten it,
+// and the minimum is minPodGrace.
 func (m *Machine) grace(id string) int64 {
 	grace := int64(30)
 	if m.Pod.Spec.TerminationGracePeriodSeconds != nil {

@@ -188,7 +188,8 @@ func (s *simulation) print(d *Decision) {
 	}
 }
 
-// arguments returns the arguments of an operation.
+// arguments returns the arguments of an operation as text for the transcript, with a leading space, or "" if it
+// has none.
 func arguments(o *Operation) string {
 	var out []string
 	for _, id := range o.Plan.StopSandboxes {
@@ -438,7 +439,8 @@ func (s *simulation) advance(d *datadriven.TestData) string {
 	return s.out.String()
 }
 
-// parse reads a pod over base.
+// parse reads a pod in YAML over base, which it returns. It sets missing names and the restart policy, and
+// increments the generation.
 func (s *simulation) parse(text string, base *v1.Pod) *v1.Pod {
 	if err := yaml.UnmarshalStrict([]byte(text), base); err != nil {
 		s.t.Fatal(err)

@@ -46,9 +46,10 @@ func NewGarbageCollector(r *Registry, logs Logs, retain DeadContainers) *Garbage
 }
 
 // Collect rotates the logs of running containers, and removes exited containers except those that
-// DeadContainers retains, and stopped sandboxes except the newest of each pod. rotated is true if a log was
-// rotated: a log that grows fast must be checked again soon. err joins the errors of all pods; an error does
-// not stop the collection.
+// DeadContainers retains, containers that were never started, and stopped sandboxes except the newest of each
+// pod. For a pod that is terminating or is being started or resized, it only rotates logs. rotated is true if a
+// log was rotated: a log that grows fast must be checked again soon. err joins the errors of all pods; an error
+// does not stop the collection.
 func (g *GarbageCollector) Collect(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -78,9 +79,10 @@ func (g *GarbageCollector) Collect(ctx context.Context, rotation podlogs.Rotatio
 }
 
 // collectGarbage is GarbageCollector.Collect for one pod. each is the number of exited containers to retain per
-// container name in addition to the newest one; a negative value means all. Containers that have exited less than
-// minAge ago are retained, too. While the pod is terminating or an operation on it is in progress, only logs are
-// rotated. rotated is true if a log was rotated.
+// container name in addition to the newest one; a negative value means all. Containers that have exited less
+// than minAge ago, the newest sandbox and sandboxes that still have a container are retained, too. While the
+// pod is terminating or an operation on it is in progress, only logs are rotated. rotated is true if a log was
+// rotated.
 func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, each int, minAge time.Duration) (rotated bool, err error) {
 	w.mu.Lock()
 	// Everything of a terminating pod is removed soon. Only logs of running containers can fill the

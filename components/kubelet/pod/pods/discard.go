@@ -8,8 +8,8 @@ import (
 )
 
 // Emptied returns a channel that is closed when the containers and logs of a terminated pod are removed. The
-// eviction manager waits for it after an eviction with Verdict.Discard. The channel is already closed if
-// there is no such pod.
+// eviction manager waits for it after it has evicted a pod to reclaim disk space. The channel is already closed
+// if there is no such pod.
 func (r *Registry) Emptied(uid types.UID) <-chan struct{} {
 	if w := r.worker(uid); w != nil {
 		return w.ends.emptied
@@ -19,10 +19,10 @@ func (r *Registry) Emptied(uid types.UID) <-chan struct{} {
 	return none
 }
 
-// Discard removes the containers and logs of all terminated pods whose API objects still exist, and waits
-// until they are removed or ctx is done. The eviction manager calls it to reclaim disk space. The status of
-// the pods in the API does not change. Static pods are excluded, because only their containers show that they
-// have terminated.
+// Discard removes the containers and logs of all terminated pods whose API objects still exist, and waits until
+// they are removed. It returns an error if ctx is done before. The eviction manager calls it to reclaim disk
+// space. The status of the pods in the API does not change. Static pods are excluded, because only their
+// containers show that they have terminated.
 func (r *Registry) Discard(ctx context.Context) error {
 	var waits []<-chan struct{}
 	for _, w := range r.all() {

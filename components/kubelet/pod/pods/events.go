@@ -79,8 +79,10 @@ func (m *Manager) Exited(ctx context.Context, id string) <-chan struct{} {
 // CancelExited releases the channel that Exited returned for the container ID.
 func (m *Manager) CancelExited(id string, ch <-chan struct{}) { m.exits.remove(id, ch) }
 
-// watchRuntime dispatches the runtime's events until ctx is done. A runtime without an event stream is
-// polled every second.
+// watchRuntime passes the runtime's events to the workers of pods until ctx is done. When the event stream is
+// opened, all workers read the state of their pods, because events may have been missed; the first time, the
+// workers are started. A stream that is closed or cannot be opened is opened again with a back-off. A runtime
+// without an event stream is polled every second.
 func (m *Manager) watchRuntime(ctx context.Context) {
 	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: time.Second}
 	first := true
@@ -104,7 +106,7 @@ func (m *Manager) watchRuntime(ctx context.Context) {
 			m.poll(ctx)
 			return
 		}
-		m.host.Log.Info("event stream of the container runtime closed; container exits are noticed when it is open again, retrying with back-off", "err", err)
+		m.host.Log.Info("event stream of the container runtime was closed or could not be opened; container exits are noticed when it is open again, retrying with back-off", "err", err)
 		retry.Pause(ctx)
 	}
 }
@@ -172,8 +174,9 @@ func (m *Manager) relistAll() {
 	}
 }
 
-// poll replaces the event stream for runtimes without one: it lists all sandboxes and containers every
-// second, and wakes the workers of pods of which one has appeared, disappeared or changed its state.
+// poll replaces the event stream for runtimes without one, until ctx is done: it lists all sandboxes and
+// containers every second, wakes the workers of pods of which one has appeared, disappeared or changed its
+// state, and notifies the clients that wait for the exit of a container. A failed list is retried in a second.
 func (m *Manager) poll(ctx context.Context) {
 	type seen struct {
 		uid   string
@@ -265,8 +268,8 @@ func (r *Registry) RuntimeUnresponsive(now time.Time) error {
 	return fmt.Errorf("PLEG is not healthy: pleg was last seen active %v ago; threshold is %v", longest, runtimeResponseThreshold)
 }
 
-// Healthy returns an error until the runtime's event stream has been opened for the first time, because no
-// pods are started before. The HTTPS server reports it at /healthz.
+// Healthy returns an error until the runtime's event stream has been opened for the first time, or the runtime
+// has reported that it has none, because no pods are started before. The HTTPS server reports it at /healthz.
 func (m *Manager) Healthy() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -29,13 +29,14 @@ type stopping struct {
 	turn chan struct{}
 }
 
-// minGrace is the minimum time in seconds between the stop signal and the kill, even if the preStop
-// hook or waiting for other containers has used up the grace period.
+// minGrace is the minimum time in seconds between the stop signal and the kill of a container, even if its
+// grace period is shorter, or the preStop hook or waiting for other containers has used it up.
 const minGrace = 2
 
-// startStop stops the container that k names in a separate goroutine. If the container is already being stopped,
-// the new stop, which has a shorter grace period, replaces the one in progress. When the container was stopped, the
-// pod's state machine is notified and the worker is woken. The caller must hold w.mu.
+// startStop stops the container that k names in a separate goroutine. If the container is already being
+// stopped, the new stop, which has a shorter grace period, replaces the one in progress; otherwise a Killing
+// event is emitted. When the container was stopped, the pod's state machine is notified and the worker is
+// woken. The caller must hold w.mu.
 func (w *worker) startStop(ctx context.Context, k podmachine.Kill) {
 	if before := w.stops[k.ID]; before != nil {
 		before.cancel()
@@ -70,8 +71,9 @@ func (s *stopping) allow() {
 	}
 }
 
-// run runs the preStop hook, waits for the sidecar's turn, and stops the container. It retries with a
-// back-off until the container has exited or ctx is done.
+// run runs the preStop hook, waits until the containers that a sidecar serves have exited if the container is a
+// sidecar, and stops the container with what is left of the grace period, but at least minGrace. It retries
+// with a back-off until the container has exited or ctx is done.
 func (s *stopping) run(ctx context.Context) {
 	left := time.Duration(s.Grace) * time.Second
 	left -= s.runPreStop(ctx, left)
@@ -96,9 +98,9 @@ func (s *stopping) run(ctx context.Context) {
 	}
 }
 
-// runPreStop runs the container's preStop hook and returns how long the hook took. It returns 0 if there is
-// no hook, if the grace period is 0, or if a replaced stop has already run the hook. A failed hook only
-// causes an event.
+// runPreStop runs the container's preStop hook, for at most timeout, and returns how long the hook took. It
+// returns 0 if there is no hook, if the grace period is 0, or if a replaced stop has already run the hook. A
+// hook that fails is logged and causes an event; a hook that exceeds the timeout does not.
 func (s *stopping) runPreStop(ctx context.Context, timeout time.Duration) time.Duration {
 	c, kind := podstate.Find(s.pod, s.Name)
 	if c == nil || kind == podstate.Ephemeral || c.Lifecycle == nil || c.Lifecycle.PreStop == nil || s.Grace <= 0 || s.Shortened {
@@ -116,8 +118,8 @@ func (s *stopping) runPreStop(ctx context.Context, timeout time.Duration) time.D
 	return time.Since(began)
 }
 
-// stop stops the container through the runtime, which kills it after grace, and reports whether it has exited
-// or does not exist any more. If it has not, the caller retries.
+// stop stops the container through the runtime, which kills it after grace, and reports whether it has exited,
+// was never started, or does not exist any more. Otherwise the caller retries.
 func (s *stopping) stop(ctx context.Context, grace time.Duration) bool {
 	seconds := int64((grace + time.Second - 1) / time.Second)
 	_, err := s.w.host.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: s.ID, Timeout: seconds})

@@ -140,7 +140,7 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 	for _, uid := range dirs {
 		found, err := m.host.Volumes.CountVolumes(uid)
 		if err != nil {
-			m.host.Log.Warn("counting volumes of pod at the start of the kubelet failed; only the volume metrics of the kubelet are incomplete", "podUID", uid, "err", err)
+			m.host.Log.Warn("counting volumes of pod at the start of the kubelet failed; only the volume metrics of the kubelet are incomplete, no retry", "podUID", uid, "err", err)
 			m.host.Metrics.VolumesFound(found, 1)
 		} else {
 			m.host.Metrics.VolumesFound(found, 0)

@@ -37,9 +37,11 @@ func (l *limiter) protection(qos v1.PodQOSClass, request int64) map[string]strin
 	return out
 }
 
-// podMemoryProtection returns the contents of the cgroup files that protect the memory of a whole pod and, if the
-// pod has pod-level resources, throttle the pod. request and limit are in bytes, and limited is true if every
-// container has a memory limit. The result is nil if no file needs to be written.
+// podMemoryProtection returns the contents of the cgroup files for the memory of a whole pod: its protected
+// memory if Tiered is configured and the pod has a memory request, and memory.high if throttling is configured,
+// the pod has pod-level resources, and its memory limit is larger than its request. request and limit are in
+// bytes, and limited is true if every container has a memory limit; otherwise memory.high is not set. The
+// result is nil if no file needs to be written.
 func (l *limiter) podMemoryProtection(pod *v1.Pod, request, limit int64, limited bool) map[string]string {
 	var out map[string]string
 	if l.Tiered && request > 0 {

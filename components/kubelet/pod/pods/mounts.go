@@ -17,10 +17,11 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// mounts returns the mounts of a container: its volumes, /etc/hosts and the file of its termination message.
-// vars are the container's environment variables, which subPathExpr refers to. It creates the files and the
-// subPath directories on the node. It returns an error if a volume is missing or a mount cannot be prepared;
-// the container is then not created.
+// mounts returns the mounts of a container: its volumes, /etc/hosts unless a volume is mounted there or the pod
+// has no IP address, and the file of its termination message unless the path is empty. vars are the container's
+// environment variables, which subPathExpr refers to. It creates the files and the subPath directories on the
+// node. It returns an error if a volume is missing or a mount cannot be prepared; the container is then not
+// created.
 func (t *translator) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[string]string) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	podDir := t.volumes.PodDir(pod.UID)

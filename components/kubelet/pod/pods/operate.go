@@ -118,8 +118,10 @@ func (w *starter) start(ctx context.Context, plan *podstate.Plan, starts []podst
 }
 
 // operate sets up the volumes, creates the sandbox if plan requires it, and starts the containers in starts in
-// order. A failure before the containers increases the back-off of the pod; the failure of a container delays only
-// that container. Both are retried by later steps of the worker.
+// order. It fails, with an event, while pods cannot be connected to the pod network, unless the pod uses the
+// host network. A failure before the containers increases the back-off of the pod, except if the runtime is
+// unavailable; the failure of a container delays only that container. Both are retried by later steps of the
+// worker.
 func (w *starter) operate(ctx context.Context, plan *podstate.Plan, starts []podstate.Start) error {
 	pod := w.pod
 	if network := w.host.Network; network != nil && !pod.Spec.HostNetwork {
@@ -330,8 +332,9 @@ func (u *sandboxStatusError) Error() string { return u.err.Error() }
 
 func (u *sandboxStatusError) Unwrap() error { return u.err }
 
-// runtimeHandler returns the runtime handler of the pod's RuntimeClass, or "", the default handler, if the
-// pod has none. It reads the RuntimeClass from the API.
+// runtimeHandler returns the runtime handler of the pod's RuntimeClass, or "", the default handler, if the pod
+// has none. It reads the RuntimeClass from the API, and returns an error if that fails or no API server is
+// configured.
 func (t *translator) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {
 	name := pod.Spec.RuntimeClassName
 	if name == nil || *name == "" {

@@ -32,8 +32,10 @@ type qosWeights struct {
 	guaranteed, burstable int64
 }
 
-// update sets the CPU weight and the memory protection for the current pods. It is called when the total
-// requests of all pods may have changed. After an error the next call retries.
+// update sets the CPU weight and, with tiered memory protection, the memory protection of the Burstable cgroup
+// for the current pods. It is called when the total requests of all pods may have changed. It writes only
+// values that have changed, and does nothing if pods have no cgroups. Errors are logged, and the next call
+// retries.
 func (b *qosWeights) update() {
 	if b.limits.Cgroups == nil {
 		return
@@ -51,15 +53,16 @@ func (b *qosWeights) update() {
 		return
 	}
 	if err := b.limits.Cgroups.Set(name, cgroup.Resources{CPUShares: want}); err != nil {
-		b.log.Warn("setting CPU weight of the cgroup of all Burstable pods failed; these pods keep their previous CPU share, retrying when a pod is added, changed or removed", "cgroup", name, "err", err)
+		b.log.Warn("setting CPU weight of the cgroup of all Burstable pods failed; these pods keep their previous CPU share, retrying when a pod is added, resized or removed", "cgroup", name, "err", err)
 		return
 	}
 	b.written = want
 }
 
-// protectMemory sets the memory protection of the cgroups of all pods and of Burstable pods to the sum of
-// their pods, because a cgroup's protection is limited by that of its parent. active are the pods, and
-// burstable is the path of the Burstable cgroup. The caller must hold b.mu.
+// protectMemory sets the memory protection of the cgroups of all pods and of Burstable pods to the sum of their
+// pods, because a cgroup's protection is limited by that of its parent. active are the pods, and burstable is
+// the path of the Burstable cgroup. It does nothing if the sums have not changed. An error is logged, and the
+// next call retries. The caller must hold b.mu.
 func (b *qosWeights) protectMemory(active []*v1.Pod, burstable string) {
 	hard, soft := protectedMemory(active)
 	if hard == b.guaranteed && soft == b.burstable {
@@ -71,7 +74,7 @@ func (b *qosWeights) protectMemory(active []*v1.Pod, burstable string) {
 		err = b.limits.Cgroups.Set(burstable, cgroup.Resources{Unified: map[string]string{memoryLow: text(soft)}})
 	}
 	if err != nil {
-		b.log.Warn("setting memory protection of the cgroups of all pods failed; the kernel may reclaim memory that pods have requested, retrying when a pod is added, changed or removed", "cgroup", burstable, "err", err)
+		b.log.Warn("setting memory protection of the cgroups of all pods failed; the kernel may reclaim memory that pods have requested, retrying when a pod is added, resized or removed", "cgroup", burstable, "err", err)
 		return
 	}
 	b.guaranteed, b.burstable = hard, soft

@@ -54,8 +54,9 @@ func (r *Registry) Changed(uid types.UID) {
 	}
 }
 
-// RetryVolumes immediately retries failed setups and teardowns of volumes of all pods, because the cause of
-// the failures may have been removed: a CSI driver has registered.
+// RetryVolumes immediately retries operations on pods that have failed and wait for a back-off, such as setups
+// and teardowns of volumes, because the cause of the failures may have been removed: a CSI driver has
+// registered.
 func (r *Registry) RetryVolumes() {
 	r.retry(func(w *worker) bool {
 		return w.machine.RetryNow()

@@ -169,9 +169,9 @@ const (
 	maxSendPause = 10 * time.Second
 )
 
-// send patches the status of the pod, or of the mirror pod of a static pod, until the API has the current
-// one. It returns early if the API server has rejected it, the pod was removed, or ctx is done. After other
-// errors it retries with a back-off.
+// send patches the status of the pod, or of the mirror pod of a static pod, until the API has the current one.
+// It returns early if the API server has rejected it, the pod was removed, a static pod has no mirror pod, or
+// ctx is done. After other errors it retries with a back-off.
 func (r *reporter) send(ctx context.Context) {
 	w := r.worker
 	pause := minSendPause
@@ -209,9 +209,10 @@ func (r *reporter) send(ctx context.Context) {
 	}
 }
 
-// sent records the result of the patch to the status want: result is the patched pod, or err is not nil.
-// pause is the back-off before the next attempt after an error. A rejected status is not sent again until it
-// changes. The caller must hold the worker's mu.
+// sent records the result of the patch to the status want: result is the patched pod, or err is not nil. pause
+// is the back-off before the next attempt after an error. A status that is invalid, or still forbidden after
+// several attempts, is not sent again until the status or the pod changes. If the pod does not exist or was
+// replaced, nothing is sent until its source reports a change. The caller must hold the worker's mu.
 func (r *reporter) sent(ctx context.Context, want *v1.PodStatus, result *v1.Pod, err error, pause time.Duration) {
 	w := r.worker
 	switch {

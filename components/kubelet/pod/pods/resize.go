@@ -96,11 +96,11 @@ func (r *resizer) resizedContainers(req *podmachine.ResizeRequest) []resizedCont
 }
 
 // resize sets the limits of the pod's cgroup and its containers, and returns the resulting state:
-// PodResizePending if the resize does not fit on the node, otherwise PodResizeInProgress, with a reason after
-// an error. It calls begins when the resize is known to fit. An increased pod limit is set before those of
-// the containers, a decreased one after them. If containers must be restarted, the pod limit is only
-// increased, because they use more until they have exited. The runtime gets the new resources of the sandbox
-// and may reject them.
+// PodResizePending if the resize does not fit on the node, also after preemption for a critical pod; otherwise
+// PodResizeInProgress, with a reason after an error, such as a memory limit below the current usage. It calls
+// begins when the resize is known to fit. An increased pod limit is set before those of the containers, a
+// decreased one after them. If containers must be restarted, the pod limit is only increased, because they use
+// more until they have exited. The runtime gets the new resources of the sandbox and may reject them.
 func (r *resizer) resize(ctx context.Context, req *podmachine.ResizeRequest, begins func()) podmachine.ResizeState {
 	pod, list := req.Pod, r.resizedContainers(req)
 	if !req.Granted {
@@ -176,8 +176,8 @@ func (r *resizer) updateSandboxResources(ctx context.Context, pod *v1.Pod, box s
 	return fmt.Errorf("the runtime refuses to resize the pod: %s", cri.Message(err))
 }
 
-// retryResizes immediately retries the deferred resizes of all pods because resources were freed. trigger is
-// the reason in the metrics.
+// retryResizes immediately retries the deferred resizes of all pods on which no operation is in progress,
+// because resources were freed. trigger is the reason in the metrics.
 func (r *Registry) retryResizes(trigger string) {
 	r.retry(func(w *worker) bool {
 		return w.machine.Operation == podmachine.None && w.machine.Resize.RetryNow(trigger)

@@ -92,7 +92,7 @@ func (r *resizer) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
 
 // swapLimitChanges reports whether a resize changes the memory request of a running container and thereby its
 // swap limit, which cannot be changed in place. Containers that are restarted for the resize are ignored,
-// because they get their new limit then.
+// because they get their new limit then. It returns false if containers may not use swap or the pod is unknown.
 func (r *resizer) swapLimitChanges(pod *v1.Pod) bool {
 	has := r.registry.podWithActualResources(pod.UID)
 	if has == nil || !r.limits.LimitedSwap {

@@ -14,11 +14,14 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-const minMilliCPULimit = 10 // minQuota in the default period
+// minMilliCPULimit is the smallest CPU limit in millicores that a cgroup can have: minQuota in the default
+// period of 100 ms. A pod's status does not show the actual CPU limit if it is not larger.
+const minMilliCPULimit = 10
 
 // statusResources returns the resources of the whole pod for its status: has are the actual ones
-// (status.resources), and given are the allocated requests (status.allocatedResources). The caller must hold the
-// worker's mu.
+// (status.resources), and given are the allocated requests (status.allocatedResources). Until the API shows the
+// pod as Running, has are the resources of its spec. While a resize is pending, given are those before the
+// resize. The caller must hold the worker's mu.
 //
 // https://kep.k8s.io/5419
 func (r *reporter) statusResources() (has *v1.ResourceRequirements, given v1.ResourceList) {
@@ -61,9 +64,10 @@ func (r *reporter) statusResources() (has *v1.ResourceRequirements, given v1.Res
 }
 
 // checkMemoryUsage returns an error if a resize would decrease a memory limit below the current usage of the
-// pod or of a container of list, because the kernel would kill a process. final are the pod's new resources.
-// With restart, only containers are checked, because the pod's limit decreases only after the containers to
-// restart have exited.
+// pod or of a container of list, because the kernel would kill a process, or if the usage of such a container
+// cannot be read. final are the pod's new resources. With restart, only containers are checked, because the
+// pod's limit decreases only after the containers to restart have exited. Containers to restart are not
+// checked.
 func (r *resizer) checkMemoryUsage(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []resizedContainer, restart bool) error {
 	var errs []error
 	if r.limits.Cgroups != nil && final.MemoryLimit > 0 && !restart {

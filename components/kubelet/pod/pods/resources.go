@@ -10,8 +10,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// QOS returns the pod's quality of service class: that of its status, or computed from its spec if the status
-// has none.
+// QOS returns the pod's quality of service class: that of its status, or, if the status has none, computed from
+// its pod-level resources or else from those of its init and app containers.
 func QOS(pod *v1.Pod) v1.PodQOSClass {
 	if pod.Status.QOSClass != "" {
 		return pod.Status.QOSClass
@@ -57,7 +57,8 @@ const (
 	bestEffort = 1000
 )
 
-// shares converts a CPU request in millicores to CPU shares.
+// shares converts a CPU request in millicores to CPU shares, between minShares and maxShares. No request gives
+// minShares.
 func shares(milli int64) int64 {
 	if milli == 0 {
 		return minShares
@@ -65,8 +66,8 @@ func shares(milli int64) int64 {
 	return min(max(milli*1024/1000, minShares), maxShares)
 }
 
-// quota converts a CPU limit in millicores to microseconds per period. period is in microseconds. 0 means no
-// limit.
+// quota converts a CPU limit in millicores to microseconds per period, at least minQuota. period is in
+// microseconds. 0 means no limit.
 func quota(milli, period int64) int64 {
 	if milli == 0 {
 		return 0
@@ -75,8 +76,9 @@ func quota(milli, period int64) int64 {
 }
 
 // oomScore returns the oom_score_adj of a container, which determines the order in which the kernel kills
-// processes when memory is exhausted: the larger the memory request, the later. capacity is the machine's
-// memory in bytes.
+// processes when memory is exhausted. It is guaranteed for Guaranteed and system-critical pods and bestEffort
+// for BestEffort pods; for Burstable pods it is between them, the larger the memory request, the lower.
+// capacity is the machine's memory in bytes; if it is 0, all Burstable containers get the same value.
 func oomScore(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	if podutil.Priority(pod) >= podutil.SystemCritical {
 		return guaranteed
@@ -137,7 +139,9 @@ type limiter struct {
 	allocatable func() v1.ResourceList
 }
 
-// containerMemoryHigh returns memory.high of a container in bytes; 0 means that it is not set.
+// containerMemoryHigh returns memory.high of a container in bytes: a value between its memory request and its
+// limit or, without a limit, the node's allocatable memory. 0 means that it is not set: throttling is off, the
+// pod is Guaranteed, a pod-level limit applies, or the limit is not larger than the request.
 //
 // https://kep.k8s.io/2570
 func (l *limiter) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
@@ -158,8 +162,9 @@ func (l *limiter) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
 	return l.memoryHighBytes(request, most)
 }
 
-// podResources returns the resources of the pod's cgroup. A CPU or memory limit is set only if every
-// container has one. There is no CPU limit if a container has exclusive CPUs.
+// podResources returns the resources of the pod's cgroup. A CPU or memory limit is set only if every container
+// has one. There is no CPU limit if a container has exclusive CPUs or CPU limits are not enforced. The number
+// of processes and huge pages are limited if the node configures them.
 func (l *limiter) podResources(pod *v1.Pod) cgroup.Resources {
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	limits := resource.PodLimits(pod, resource.PodResourcesOptions{})

@@ -21,7 +21,9 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-// namespaces returns which namespaces of the node, the pod or the container the pod's processes use.
+// namespaces returns which namespaces of the node, the pod or the container the pod's processes use. By default
+// each container has its own process namespace. It returns an error if the pod requires a user namespace and no
+// range of IDs is free.
 func (t *translator) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
 	o := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
 	if pod.Spec.HostNetwork {

@@ -135,9 +135,10 @@ func (a *attempt) createContainer(ctx context.Context, box *podstate.Sandbox, ip
 	return id, cfg, err
 }
 
-// image pulls the container's image and the images of its image volumes if required, and returns the
-// reference of the container's image in the runtime. A failure emits an event and is retried when the image's
-// back-off ends.
+// image pulls the container's image and the images of its image volumes if required, and returns the reference
+// of the container's image in the runtime. A failure emits an event and is retried when the image's back-off
+// ends or, if it has none, after five minutes. An unavailable runtime and errors of the credentials are
+// returned unchanged.
 func (a *attempt) image(ctx context.Context, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
 	image, err := a.ensureImage(ctx, sandbox, volumes)
 	var failed *images.Error
@@ -260,8 +261,8 @@ func (a *attempt) failWithEvent(ctx context.Context, reason, message string) err
 const policyTimeout = 30 * time.Second
 
 // waitForPolicies returns nil when the pod's network policies are in force for its addresses ips, so that its
-// containers never run without them. It returns an error after policyTimeout. Pods on the host network do not
-// wait.
+// containers never run without them. It returns an error after policyTimeout. It does not wait for pods on the
+// host network, or if the node does not enforce network policies.
 func (h *host) waitForPolicies(ctx context.Context, pod *v1.Pod, ips []string) error {
 	if h.Policies == nil || pod.Spec.HostNetwork {
 		return nil
@@ -302,8 +303,9 @@ func (a *attempt) observeCreated(ctx context.Context, id, sandbox string) error 
 	return nil
 }
 
-// postStart runs the postStart hook of the started container. If the hook fails, it stops the container,
-// waits until it has exited, and returns a startFailure.
+// postStart runs the postStart hook of the started container. If the hook fails, it stops the container, waits
+// until it has exited, and returns a startFailure. If ctx is done, it returns the error of ctx instead and
+// stops nothing.
 func (a *attempt) postStart(ctx context.Context, id string) error {
 	c := a.container
 	a.mu.Lock()
@@ -331,7 +333,7 @@ func (a *attempt) postStart(ctx context.Context, id string) error {
 }
 
 // target returns the ID of the container whose process namespace an ephemeral container shares
-// (targetContainerName), or "".
+// (targetContainerName), or "" if it names none or that container was not created yet.
 func (a *attempt) target() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -347,8 +349,9 @@ func (a *attempt) target() string {
 }
 
 // ensureImage pulls the container's image and the images of its image volumes if their pull policies require
-// it. It returns the reference of the container's image in the runtime. sandbox is the configuration of the
-// pod's sandbox, and volumes are the pod's volumes by name.
+// it; the default is IfNotPresent. It returns the reference of the container's image in the runtime. sandbox is
+// the configuration of the pod's sandbox, and volumes are the pod's volumes by name. A missing pull secret only
+// causes an event.
 func (a *attempt) ensureImage(ctx context.Context, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
 	pod, c := a.pod, a.container
 	var secrets []*v1.Secret
@@ -426,12 +429,12 @@ func (l *logFiles) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
 		return
 	}
 	if err := os.MkdirAll(l.Containers, 0o755); err != nil {
-		l.log.Debug("creating directory for links to container logs failed, log collectors do not find the logs of containers", "directory", l.Containers, "err", err)
+		l.log.Debug("creating directory for links to container logs failed; log collectors do not find the logs of containers, retrying for the next container that is created", "directory", l.Containers, "err", err)
 		return
 	}
 	target := filepath.Join(l.Dir(pod), container, fmt.Sprintf("%d.log", attempt))
 	if err := os.Symlink(target, l.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrExist) {
-		l.log.Debug("creating link to container log failed, log collectors do not find the log", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
+		l.log.Debug("creating link to container log failed; log collectors do not find the log, no retry", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
 	}
 }
 

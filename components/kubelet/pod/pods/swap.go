@@ -8,9 +8,9 @@ import (
 // memory and swap together defaults to the memory limit.
 const swapFile = "memory.swap.max"
 
-// swapLimit returns the swap limit of a container in bytes, and false if swap is not configured. A
-// container of a Burstable pod with LimitedSwap gets swap in proportion to its memory request; all
-// others get none.
+// swapLimit returns the swap limit of a container in bytes, and false if swap is not configured. A container of
+// a Burstable pod that is not critical, with a memory request that differs from its limit, gets a part of the
+// node's swap in proportion to its request; all others get none.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/
 func (l *limiter) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {

@@ -47,8 +47,8 @@ func (w *terminator) run(ctx context.Context, kind podmachine.OperationKind) err
 	}
 }
 
-// stopSandboxes stops the pod's sandboxes. It returns errStillRunning if an interrupted operation has left a
-// running container, so that the containers are stopped again.
+// stopSandboxes stops the pod's sandboxes: those that are ready and the newest one. It returns errStillRunning
+// if an interrupted operation has left a running container, so that the containers are stopped again.
 func (w *terminator) stopSandboxes(ctx context.Context) (err error) {
 	w.mu.Lock()
 	began := w.timing.terminationStarted
@@ -161,7 +161,7 @@ func (w *terminator) removeContainersAndLogs(ctx context.Context) error {
 	return nil
 }
 
-// unlinkLog removes the link to the log of the container id.
+// unlinkLog removes the link to the log of the container id. An error is only logged.
 func (l *logFiles) unlinkLog(pod *v1.Pod, container, id string) {
 	if l.Containers == "" {
 		return
@@ -171,7 +171,7 @@ func (l *logFiles) unlinkLog(pod *v1.Pod, container, id string) {
 	}
 }
 
-// removeLog removes the log file of a removed container and its rotated files.
+// removeLog removes the log file of a removed container and its rotated files. Errors are only logged.
 func (l *logFiles) removeLog(pod *v1.Pod, c *podstate.Container) {
 	path := c.LogPath
 	if path == "" {

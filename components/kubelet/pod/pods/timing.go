@@ -69,8 +69,9 @@ func (w *starter) countStart(c *v1.Container, kind podstate.Kind, err error) {
 	w.host.Metrics.ImageVolumes(len(images), err)
 }
 
-// statusChanged records the metrics of a change of the pod's status from before to want, and the pod's start
-// latency when its phase becomes Running for the first time.
+// statusChanged records the metrics of a change of the pod's status from before to want. When the phase becomes
+// Running for the first time, it also records the pod's start latency, unless an earlier kubelet had started
+// the pod.
 func (t *timing) statusChanged(before, want *v1.PodStatus, now time.Time) {
 	t.metrics.StatusChanged(before, want)
 	if t.runningRecorded || want.Phase != v1.PodRunning {
@@ -82,7 +83,9 @@ func (t *timing) statusChanged(before, want *v1.PodStatus, now time.Time) {
 	}
 }
 
-// allStarted records the metrics of the pod's start, when the API reports all containers as running.
+// allStarted records the metrics of the pod's start, once, when the API reports all containers as running.
+// Static pods and pods that an earlier kubelet has started are ignored. The time of image pulls and init
+// containers is recorded separately.
 func (t *timing) allStarted(pod *v1.Pod) {
 	running := func(s v1.ContainerStatus) bool { return s.State.Running != nil && !s.State.Running.StartedAt.IsZero() }
 	if t.startRecorded || !t.fresh || IsStatic(pod) || len(pod.Status.ContainerStatuses) == 0 ||
@@ -115,7 +118,8 @@ func (t *timing) terminating(stopped bool, now time.Time) {
 }
 
 // pulling returns functions that add the duration of an image pull to the pod's timing. begin must be called
-// when a pull begins, end when the image is present or the pull has failed. end has no effect without begin.
+// when a pull begins, and also wakes the worker, so that the status is updated; end must be called when the
+// image is present or the pull has failed. end has no effect without begin.
 func (w *starter) pulling() (begin, end func()) {
 	var began time.Time
 	begin = func() {

@@ -107,7 +107,8 @@ func (l *limiter) sandboxResources(pod *v1.Pod) (own, overhead *runtimeapi.Linux
 	return own, overhead
 }
 
-// hostNamespaced reports whether a sysctl belongs to a namespace that the pod shares with the node.
+// hostNamespaced reports whether a sysctl belongs to a namespace that the pod shares with the node. Sysctls
+// other than those of the network and user namespaces are assumed to belong to the IPC namespace.
 func hostNamespaced(pod *v1.Pod, sysctl string) bool {
 	switch name := strings.ReplaceAll(sysctl, "/", "."); {
 	case strings.HasPrefix(name, "net."), name == "kernel.domainname":
@@ -183,8 +184,8 @@ func cpuRequest(requests, limits v1.ResourceList) int64 {
 	return limits.Cpu().MilliValue()
 }
 
-// containerResources returns the CRI resources of a container: CPU, memory, swap, huge pages and the OOM
-// score.
+// containerResources returns the CRI resources of a container: CPU, memory and its protection, swap, huge pages
+// and the OOM score. A container with exclusive CPUs has no CPU quota.
 func (l *limiter) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
 	limits := limitsOf(pod, c)
 	r := l.linuxResources(c.Resources.Requests, limits)
@@ -221,7 +222,7 @@ func (l *limiter) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.L
 	return r
 }
 
-// pageSize converts a page size such as "2Mi" to the kernel's format.
+// pageSize converts a page size such as "2Mi" to the kernel's format, "2MB".
 func pageSize(s string) string {
 	if trimmed, ok := strings.CutSuffix(s, "i"); ok {
 		return trimmed + "B"

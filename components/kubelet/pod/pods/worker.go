@@ -323,7 +323,8 @@ func (w *worker) stopProbes() {
 	}
 }
 
-// ips returns the pod's IP addresses, or nil if the pod has no ready sandbox. The caller must hold mu.
+// ips returns the pod's IP addresses: those of the node if it uses the host network, otherwise those of its
+// ready sandbox, or nil if it has none. The caller must hold mu.
 func (w *worker) ips() []string {
 	if w.machine.Pod.Spec.HostNetwork {
 		return w.host.Node.IPs()

@@ -80,7 +80,7 @@ func TestMadeAndNeverStarted(t *testing.T) {
 	}
 }
 
-// observeWithoutIP is see with a sandbox that has lost its IP address.
+// observeWithoutIP is observe with a sandbox that has lost its IP address.
 func observeWithoutIP(list ...string) *Observed {
 	o := observe(list...)
 	o.Sandboxes[0].IPs, o.Sandboxes[0].Lost = nil, true

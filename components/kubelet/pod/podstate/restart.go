@@ -40,8 +40,9 @@ func reportedBefore(list []v1.ContainerStatus, name string) bool {
 	return false
 }
 
-// start adds the container c to those that the plan starts. If it must wait, for its restart back-off or until the
-// retry of a failed start, it sets the plan's WakeAt instead. A container that is being stopped is ignored.
+// start adds the container c to those that the plan starts. If it is in restart back-off, start adds it to the
+// plan's BackOff instead. If it must wait for that or for the retry of a failed start, start sets the plan's
+// WakeAt. A container that is being stopped is ignored.
 func (in *Input) start(p *Plan, c *v1.Container) {
 	slot := in.Slots[c.Name]
 	if slot.Killing {

@@ -338,8 +338,8 @@ func (in *StatusInput) resources(c *v1.Container, s *v1.ContainerStatus, running
 	s.Resources = &v1.ResourceRequirements{Limits: actual.Limits.DeepCopy(), Requests: actual.Requests.DeepCopy()}
 }
 
-// volumeMounts returns the status of the container's volume mounts, with the effective recursive read-only
-// mode.
+// volumeMounts returns the status of the container's volume mounts. Read-only mounts have the effective
+// recursive read-only mode.
 func (in *StatusInput) volumeMounts(c *v1.Container) []v1.VolumeMountStatus {
 	var out []v1.VolumeMountStatus
 	for _, m := range c.VolumeMounts {
@@ -357,7 +357,8 @@ func (in *StatusInput) volumeMounts(c *v1.Container) []v1.VolumeMountStatus {
 }
 
 // willStart reports whether the container will be started, again or for the first time. latest is its newest
-// attempt, or nil.
+// attempt, or nil. It returns false for an init container or sidecar that has exited with code 0, even if a
+// sidecar is restarted then, because such a container is reported as terminated.
 func (in *StatusInput) willStart(c *v1.Container, kind Kind, latest *Container) bool {
 	if latest == nil || latest.State == Unknown || latest.State == Created {
 		return true
@@ -398,8 +399,9 @@ func apiTime(t time.Time) metav1.Time {
 	return metav1.NewTime(t.Truncate(time.Second))
 }
 
-// readiness sets in s whether the container has started and is ready, from its probe results. An init
-// container is ready when it has completed successfully.
+// readiness sets in s whether the container has started and is ready, from its postStart hook and probe
+// results. An init container is ready when it has completed successfully. Ephemeral containers have neither
+// field.
 func (in *StatusInput) readiness(c *v1.Container, kind Kind, latest *Container, s *v1.ContainerStatus) {
 	if kind == Ephemeral {
 		return

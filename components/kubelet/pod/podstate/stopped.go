@@ -35,8 +35,8 @@ func (in *StatusInput) terminateContainers(s *v1.PodStatus) {
 	}
 }
 
-// appsShouldHaveRun reports whether the app containers should have run: there are no init containers, or
-// they had completed.
+// appsShouldHaveRun reports whether the app containers should have run: one of them has, or there are no init
+// containers, or the last init container had completed or, if it is a sidecar, had started.
 func (in *StatusInput) appsShouldHaveRun(s *v1.PodStatus) bool {
 	if slices.ContainsFunc(s.ContainerStatuses, hasRun) {
 		return true

@@ -192,7 +192,8 @@ const (
 	CrashMax  = 300 * time.Second
 )
 
-// Until returns when a container that exited at finished may be restarted. The zero time means immediately.
+// Until returns when a container that exited at finished may be restarted. The zero time means immediately: the
+// container has not been restarted before, or not within 2*CrashMax before now.
 func (b BackOff) Until(finished, now time.Time) time.Time {
 	if b.Delay == 0 || now.Sub(b.Updated) > 2*CrashMax {
 		return time.Time{}
