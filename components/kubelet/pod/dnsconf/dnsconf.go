@@ -100,8 +100,9 @@ func (n Node) warnMissing(pod *v1.Pod, warn func(reason, message string)) {
 	}
 }
 
-// inherited returns the configuration of pods that inherit that of the node. host is the content of the
-// node's resolv.conf.
+// inherited returns the configuration of pods that inherit that of the node: host, the content of the node's
+// resolv.conf. If the kubelet is configured without a resolv.conf, it consists of loopback addresses of the
+// node's IP families.
 func (n Node) inherited(host *runtimeapi.DNSConfig) *runtimeapi.DNSConfig {
 	if n.ResolvConf != "" {
 		return host
@@ -177,7 +178,7 @@ func fit(c *runtimeapi.DNSConfig, warn func(reason, message string)) {
 const maxName = 253
 
 // Check validates the search domains of the node's resolv.conf, to which those of the cluster are added. It
-// returns a warning for the operator, or "" if there is no problem.
+// returns a warning for the operator, such as that the file cannot be read, or "" if there is no problem.
 func (n Node) Check() string {
 	if n.ResolvConf == "" {
 		return ""
@@ -218,7 +219,8 @@ func (n Node) host() (*runtimeapi.DNSConfig, error) {
 	return Parse(raw), nil
 }
 
-// Parse parses a resolv.conf file. Unknown lines are ignored.
+// Parse parses a resolv.conf file. Comments and unknown lines are ignored. Only the last search or domain line
+// counts.
 func Parse(raw []byte) *runtimeapi.DNSConfig {
 	out := &runtimeapi.DNSConfig{}
 	scan := bufio.NewScanner(bytes.NewReader(raw))

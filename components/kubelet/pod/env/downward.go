@@ -17,8 +17,9 @@ type Addresses struct {
 	PodIPs, HostIPs []string
 }
 
-// Field returns the value of a fieldRef, whose path is fieldPath. at has the values of status.podIP and
-// similar paths. All labels or annotations are formatted as sorted lines of key="value". An unsupported path
+// Field returns the value of a field of the pod for the downward API, whose path is that of a fieldRef, such as
+// "metadata.name". at has the values of status.podIP and similar paths. All labels or annotations are formatted
+// as sorted lines of key="value". A label or annotation that the pod does not have is "". An unsupported path
 // is an error.
 func Field(pod *v1.Pod, path string, at Addresses) (string, error) {
 	if name, key, ok := subscript(path); ok {
@@ -106,8 +107,9 @@ func available(pod *v1.Pod, allocatable v1.ResourceList) v1.ResourceList {
 }
 
 // Resource returns the value of the resourceFieldRef ref of the container c, rounded up to a multiple of the
-// divisor. An unset limit defaults to the pod-level limit or, without one, to the node's allocatable
-// resources.
+// divisor, which is 1 by default. An unset limit defaults to the pod-level limit or, without one, to the node's
+// allocatable resources; an unset request is 0. Resources other than CPU, memory, ephemeral storage and huge
+// pages are an error.
 func Resource(ref *v1.ResourceFieldSelector, pod *v1.Pod, c *v1.Container, allocatable v1.ResourceList) (string, error) {
 	divisor := ref.Divisor
 	if divisor.IsZero() {

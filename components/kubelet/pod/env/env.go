@@ -98,7 +98,7 @@ func (b *builder) set(name, value string) {
 }
 
 // from adds the keys of a ConfigMap or Secret of envFrom. Keys that are not valid names are skipped and
-// reported with Warn.
+// reported with Warn. An object that does not exist is an error unless it is optional.
 func (b *builder) from(ctx context.Context, in *Input, src *v1.EnvFromSource) error {
 	var data map[string]string
 	var kind, name string

@@ -5,9 +5,10 @@ import (
 	"strings"
 )
 
-// FromFile returns the value of a variable in an env file, or "" if the file does not define it.
-// Lines have the form NAME='value', optionally followed by a comment. A value may span lines. A
-// value that does not immediately follow the = is empty.
+// FromFile returns the value of a variable in an env file, or "" if the file does not define it. Lines have the
+// form NAME='value', optionally followed by a comment. A value may span lines. A value that does not
+// immediately follow the = is empty. If several lines define the variable, the first one counts. It returns an
+// error if a line up to that one is malformed.
 //
 // https://kubernetes.io/docs/tasks/inject-data-application/define-environment-variable-via-file/
 func FromFile(text, name string) (string, error) {

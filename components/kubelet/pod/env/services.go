@@ -40,7 +40,7 @@ func Services(services []*v1.Service, namespace string, links bool) []Var {
 const metaDefault = "default"
 
 // serviceVars returns the variables of one Service: NAME_SERVICE_HOST, NAME_SERVICE_PORT and those of Docker
-// links.
+// links. A Service without ports has none.
 func serviceVars(s *v1.Service) []Var {
 	if len(s.Spec.Ports) == 0 {
 		return nil

@@ -56,9 +56,10 @@ func (c *Collector) Observe(ctx context.Context) error {
 	return err
 }
 
-// Collect removes images that are older than MaxAge and, if the disk usage is above High, further images
-// until it is at Low. With all, as under disk pressure, it removes every unused image that is older than
-// MinAge regardless of the disk usage. The error wraps ErrFull if too little could be removed.
+// Collect removes images that are older than MaxAge and, if the disk usage is above High, further images until
+// it is at Low. If High is 100 and there is no MaxAge, it removes none. With all, as under disk pressure, it
+// removes every unused image that is older than MinAge regardless of the disk usage. The error wraps ErrFull if
+// too little could be removed, and is ErrNoCapacity if the size of the disk is unknown.
 func (c *Collector) Collect(ctx context.Context, all bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,8 +139,8 @@ func (c *Collector) diskUsage(ctx context.Context) (capacity, taken int64, err e
 	return capacity, capacity - int64(st.Bavail)*st.Bsize, nil
 }
 
-// removable returns the images of list that are unused, not pinned and older than MinAge, least recently used
-// first. used has the IDs of the images in use.
+// removable returns the images of list that are unused, not pinned and known to the kubelet for at least
+// MinAge, least recently used first. used has the IDs of the images in use.
 func (c *Collector) removable(list []*runtimeapi.Image, used map[string]bool, now time.Time) []*runtimeapi.Image {
 	var idle []*runtimeapi.Image
 	for _, i := range list {
@@ -208,7 +209,8 @@ func (c *Collector) removeExpired(ctx context.Context, list []*runtimeapi.Image,
 	return left, errors.Join(errs...)
 }
 
-// addMounted adds the names and IDs of the images that the container id mounts as volumes to refs.
+// addMounted adds the names and IDs of the images that the container id mounts as volumes to refs. A container
+// that does not exist any more is no error.
 func (c *Collector) addMounted(ctx context.Context, id string, refs map[string]bool) error {
 	resp, err := c.CRI.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 	if cri.IsNotFound(err) {

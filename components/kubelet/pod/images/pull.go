@@ -284,8 +284,8 @@ func (p *Puller) pullRecorded(ctx context.Context, name string, r Request) *flig
 	return f
 }
 
-// pull pulls the image with one of the credentials of list. Concurrent calls for the same image and
-// credentials share one pull.
+// pull pulls the image with one of the credentials of list. Concurrent calls for the same image and credentials
+// share one pull. If that is cancelled for the pod that started it, another one of them starts a new pull.
 func (p *Puller) pull(ctx context.Context, name string, r Request, list []Credential) *flight {
 	key := name
 	for _, c := range list {
@@ -320,7 +320,8 @@ func (p *Puller) pull(ctx context.Context, name string, r Request, list []Creden
 }
 
 // fly executes the pull f. It waits until fewer pulls run than the configured maximum, and then tries the
-// credentials of list in order, or none if list is empty, until one succeeds. It sets the result in f.
+// credentials of list in order, or none if list is empty, until one succeeds. An attempt that would exceed the
+// configured rate of pulls fails without a call. It sets the result in f.
 func (p *Puller) fly(ctx context.Context, name string, r Request, list []Credential, f *flight) {
 	if p.slots != nil {
 		select {
@@ -385,8 +386,8 @@ func plain(err error) error {
 	return err
 }
 
-// normalize returns an image name with the tag "latest" added if it has neither tag nor digest. It returns an
-// error for an invalid name.
+// normalize returns an image name with the tag "latest" added if it has neither tag nor digest. An image ID,
+// sha256 and a hash, is returned unchanged. It returns an error for an invalid name.
 func normalize(image string) (string, error) {
 	if image == "" || strings.TrimSpace(image) != image {
 		return "", errors.New("invalid reference format")
@@ -424,7 +425,8 @@ func normalize(image string) (string, error) {
 	return image, nil
 }
 
-// validPart reports whether s is a valid element of the path of an image name.
+// validPart reports whether s is a valid element of the path of an image name: lowercase letters and digits,
+// and inside of them also dots, hyphens and underscores.
 func validPart(s string) bool {
 	if s == "" {
 		return false

@@ -99,8 +99,8 @@ func (r *Records) Count() (begun, pulled int, err error) {
 	return len(r.intents), len(r.pulled), nil
 }
 
-// load reads the records from disk on the first call. An unreadable record is only logged. The caller must
-// hold mu.
+// load reads the records from disk on the first call. It returns an error if a directory or file cannot be
+// read. A record that cannot be decoded is logged and ignored. The caller must hold mu.
 func (r *Records) load() error {
 	if r.loaded {
 		return nil
@@ -124,8 +124,8 @@ func (r *Records) load() error {
 				return fmt.Errorf("reading image pull records: %w", err)
 			}
 			if err := r.decode(kind, raw); err != nil {
-				// Without the record, pods must present their credentials again.
-				r.Log.Warn("file with the credentials with which an image was pulled is unreadable and ignored; the next pod that uses the image must present pull credentials", "directory", dir, "file", e.Name(), "err", err)
+				// Without the record, the image counts as preloaded.
+				r.Log.Warn("file with the credentials with which an image was pulled is damaged and ignored; the image counts as preloaded, so that all pods may use it unless imagePullCredentialsVerificationPolicy requires credentials for preloaded images", "directory", dir, "file", e.Name(), "err", err)
 			}
 		}
 	}
@@ -164,7 +164,7 @@ func (r *Records) write(kind, name string, v any) error {
 }
 
 // Begin records that a pull of image starts. If the kubelet exits during the pull, the record shows that the
-// kubelet has pulled the image, so that it does not count as preloaded.
+// kubelet has pulled the image, so that it does not count as preloaded. The caller must call End.
 func (r *Records) Begin(image string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,8 +203,9 @@ func (r *Records) End(image, ref string, used Credential) error {
 	return nil
 }
 
-// add records that the credential used gives access to the image with the runtime's reference ref. The caller
-// must hold mu.
+// add records that the credential used gives access to the image with the runtime's reference ref. If it is
+// neither of a secret nor of a service account, all pods of the node may use the image from then on. It does
+// not write if this is recorded already. The caller must hold mu.
 func (r *Records) add(image, ref string, used Credential) error {
 	record := &kubeletv1beta1.ImagePulledRecord{ImageRef: ref}
 	if old := r.pulled[ref]; old != nil {
@@ -244,10 +245,10 @@ func (r *Records) add(image, ref string, used Credential) error {
 	return nil
 }
 
-// MustPull reports whether a pod must pull an image that is present in order to prove that it has access.
-// there is the image, and credentials returns the pod's own credentials, without those of the node. A pinned
-// image was provided by the operator and is available to all pods, even if it was also pulled under another
-// name.
+// MustPull reports whether a pod must pull an image that is present in order to prove that it has access. there
+// is the image, and credentials returns the pod's own credentials, without those of the node. Under the policy
+// NeverVerify no pod must. A pinned image was provided by the operator and counts as preloaded, even if it was
+// also pulled under another name.
 func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials func() ([]Credential, error)) (must bool, err error) {
 	result := "credentialRecordFound"
 	defer func() {

@@ -86,9 +86,9 @@ func (s *Store) Close() {
 	s.wait.Wait()
 }
 
-// SetReferences replaces the references of a pod, whose UID is owner, by refs. New objects are watched;
-// objects without references are removed. changed is called after one of the objects was listed or has
-// changed, from any goroutine and without locks held. It must not block.
+// SetReferences replaces the references of a pod, whose UID is owner, by refs. New objects are watched; objects
+// without references are removed. changed is called after one of the objects was listed or has changed, from
+// any goroutine and without locks held. It must not block. Without an API server SetReferences does nothing.
 func (s *Store) SetReferences(owner types.UID, refs []Ref, changed func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

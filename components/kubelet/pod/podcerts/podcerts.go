@@ -109,8 +109,9 @@ func (i *Issuer) State(pod types.UID, volume string, source int, now time.Time) 
 
 // Credential returns the private key in PEM-encoded PKCS #8, the certificate chain of the projected volume
 // source p, and when to call it again. source is the index of p in the volume. It requests a certificate if
-// there is none or it must be renewed. It returns an error while there is no valid certificate; the next call
-// continues to wait for the signer.
+// there is none or it must be renewed. If the renewal fails, it returns the previous certificate as long as
+// that is valid, and the next call renews it after renewRetryInterval. It returns an error while there is no
+// valid certificate; the next call continues to wait for the signer, unless the signer has denied the request.
 func (i *Issuer) Credential(ctx context.Context, pod *v1.Pod, volume string, source int, p *v1.PodCertificateProjection) (privateKey, chain []byte, refresh time.Time, err error) {
 	if i.Kube == nil {
 		return nil, nil, time.Time{}, errors.New("no API server is configured to request a certificate from")
@@ -258,7 +259,8 @@ func (i *Issuer) request(ctx context.Context, c *credential, pod *v1.Pod, p *v1.
 	return nil
 }
 
-// await waits up to signerTimeout until the PodCertificateRequest of that name has a result, and returns it.
+// await waits up to signerTimeout until the PodCertificateRequest of that name has a result, and returns it. It
+// returns an error after the timeout and if the request is deleted or cannot be watched.
 func (i *Issuer) await(ctx context.Context, pod *v1.Pod, name string) (*certificatesv1.PodCertificateRequest, error) {
 	namespace := pod.Namespace
 	ctx, cancel := context.WithTimeout(ctx, signerTimeout)
@@ -292,7 +294,7 @@ func (i *Issuer) await(ctx context.Context, pod *v1.Pod, name string) (*certific
 	}
 }
 
-// generate generates a private key of a type such as "ECDSAP256".
+// generate generates a private key of a type such as "ECDSAP256". It returns an error for an unknown type.
 func generate(kind string) (crypto.Signer, error) {
 	var signer crypto.Signer
 	var err error

@@ -24,7 +24,8 @@ type Line struct {
 // ErrFormat is returned by Parse for data that is not a record of the CRI format.
 var ErrFormat = errors.New("malformed container log record")
 
-// Parse parses one record, with or without its trailing newline. The text of the result aliases raw.
+// Parse parses one record of a container log in CRI's format, with or without its trailing newline. It returns
+// ErrFormat if raw is not one. The text of the result aliases raw.
 func Parse(raw []byte) (Line, error) {
 	var l Line
 	raw = bytes.TrimSuffix(raw, []byte{'\n'})

@@ -11,7 +11,8 @@ import (
 )
 
 // RuntimeExec returns an Exec that runs commands through the container runtime. Its output is the standard
-// output followed by the standard error. A timeout of 0 means none.
+// output followed by the standard error. A timeout of 0 means none; a command that exceeds the timeout returns
+// ErrTimeout.
 func RuntimeExec(client *cri.Client) func(ctx context.Context, id string, cmd []string, timeout time.Duration) (int, []byte, error) {
 	return func(ctx context.Context, id string, cmd []string, timeout time.Duration) (int, []byte, error) {
 		seconds := int64((timeout + time.Second - 1) / time.Second)

@@ -45,8 +45,9 @@ type Options struct {
 	Event func(warning bool, reason, message string)
 }
 
-// Start starts the probes of a container. It returns nil if the container has none. The caller must call
-// Stop.
+// Start starts the probes of a container. The liveness and readiness probes start when the startup probe has
+// succeeded, which is not run again for a container that is known to have started. It returns nil if the
+// container has none. The caller must call Stop.
 func (p *Prober) Start(o Options) *Group {
 	c := o.Target.Container
 	if c.StartupProbe == nil && c.LivenessProbe == nil && c.ReadinessProbe == nil {

@@ -132,7 +132,8 @@ func orIP(host, ip string) string {
 	return ip
 }
 
-// command runs an exec probe. A timeout is a Failure.
+// command runs an exec probe. A timeout and an exit code other than 0 are a Failure. If the command cannot be
+// run, the answer is Unknown.
 func (p *Prober) command(ctx context.Context, t Target, cmd []string, timeout time.Duration) (Answer, string, error) {
 	code, out, err := p.exec(ctx, t.ContainerID, cmd, timeout)
 	if len(out) > maxBody {
@@ -149,7 +150,8 @@ func (p *Prober) command(ctx context.Context, t Target, cmd []string, timeout ti
 	return Success, string(out), nil
 }
 
-// http runs an HTTP probe. A redirect to another host is a Warning.
+// http runs an HTTP probe. A status of 2xx is a Success, a redirect to another host a Warning, and everything
+// else a Failure, except that an invalid port is Unknown.
 func (p *Prober) http(ctx context.Context, t Target, get *v1.HTTPGetAction, timeout time.Duration) (Answer, string, error) {
 	req, err := p.request(ctx, t, get)
 	if err != nil {
@@ -331,7 +333,8 @@ func (p *Prober) retryWithoutTLS(t Target, req *http.Request) error {
 }
 
 // Hook runs the postStart or preStop hook h of a container until it has finished or ctx is done. The error is
-// for events. An HTTP hook succeeds if there is a response, regardless of its status code.
+// for events. An HTTP hook succeeds if there is a response, regardless of its status code. An HTTPS hook is
+// repeated with HTTP if the server does not use TLS.
 func (p *Prober) Hook(ctx context.Context, t Target, h *v1.LifecycleHandler) error {
 	failed := func(what string, err error) error {
 		return fmt.Errorf("%s for Container %q in Pod \"%s_%s(%s)\" failed - error: %w", what, t.Container.Name, t.Pod.Name, t.Pod.Namespace, t.Pod.UID, err)

@@ -59,7 +59,8 @@ func Load(path string) ([]kubeletv1.CredentialProvider, error) {
 	return out, nil
 }
 
-// decode decodes a CredentialProviderConfig in YAML or JSON. Unknown fields are an error.
+// decode decodes a CredentialProviderConfig in YAML or JSON. Unknown fields and another kind or API version are
+// an error.
 func decode(raw []byte) ([]kubeletv1.CredentialProvider, error) {
 	var c kubeletv1.CredentialProviderConfig
 	if err := yaml.UnmarshalStrict(raw, &c); err != nil {

@@ -318,7 +318,8 @@ func (p *Providers) run(ctx context.Context, one *kubeletv1.CredentialProvider, 
 	return decodeResponse(out.Bytes(), one.APIVersion)
 }
 
-// decodeResponse decodes the output of a provider. version is the API version that the response must have.
+// decodeResponse decodes the output of a provider. version is the API version that the response must have;
+// another one is an error.
 func decodeResponse(raw []byte, version string) (*providerv1.CredentialProviderResponse, error) {
 	resp := &providerv1.CredentialProviderResponse{}
 	if err := json.Unmarshal(raw, resp); err != nil {

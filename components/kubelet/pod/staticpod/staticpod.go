@@ -178,7 +178,9 @@ func (s *Source) read() {
 // errNotRegularFile is returned by load for a path that is not a regular file or does not exist.
 var errNotRegularFile = errors.New("not a regular file")
 
-// load returns the pod of a manifest file for the node. It returns errNotRegularFile if path must be ignored.
+// load returns the pod of a manifest file for the node. It returns errNotRegularFile if path must be ignored,
+// because it is not a regular file or does not exist, and another error if the file is too large or not a valid
+// pod.
 func load(path, nodeName string) (*v1.Pod, error) {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {
@@ -229,7 +231,8 @@ func (s *Source) single() bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// paths returns the paths of the files in the directory that may be manifests.
+// paths returns the paths of the files in the directory that may be manifests: those whose names do not begin
+// with a dot. If Dir is a file, it returns only that.
 func (s *Source) paths() ([]string, error) {
 	if s.single() {
 		return []string{s.Dir}, nil

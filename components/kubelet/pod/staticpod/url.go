@@ -33,8 +33,9 @@ type URL struct {
 // maxDocumentSize is the maximum size in bytes of the document with static pods that the web server returns.
 const maxDocumentSize = 10 << 20
 
-// Run passes the pods of the document to the sink, and polls the server until ctx is done. It calls first
-// once, after the first valid response. Errors are logged and retried in the next interval.
+// Run passes the pods of the document to the sink, and polls the server until ctx is done. It calls first once,
+// after the first valid response. Errors are retried in the next interval; only the first of successive errors
+// is logged. It always returns nil.
 func (u *URL) Run(ctx context.Context, first func()) error {
 	u.known = map[string]types.UID{}
 	client := &http.Client{Timeout: 10 * time.Second}
@@ -67,8 +68,8 @@ func (u *URL) Run(ctx context.Context, first func()) error {
 	}
 }
 
-// fetch returns the pods of the document. It returns an error if the server does not respond with status 200
-// or if one of the pods is invalid.
+// fetch returns the pods of the document. It returns an error if the server does not respond with status 200,
+// if the document is too long, or if one of the pods is invalid.
 func (u *URL) fetch(ctx context.Context, client *http.Client) ([]*v1.Pod, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.URL, nil)
 	if err != nil {
@@ -142,7 +143,8 @@ func decodeList(raw []byte, url, nodeName string) ([]*v1.Pod, error) {
 	return out, nil
 }
 
-// update passes the changes from the pods known before to list to the sink.
+// update passes the changes from the pods known before to list to the sink. A pod with a new UID, because its
+// content has changed, replaces the one of that name.
 func (u *URL) update(list []*v1.Pod) {
 	seen := map[string]bool{}
 	for _, p := range list {

@@ -38,7 +38,8 @@ func New(kube kubernetes.Interface, changed func()) *Watcher {
 }
 
 // Bundles returns all ClusterTrustBundles. The first call starts the watch. It waits up to ten seconds until
-// they are synced and then returns an error. It implements volume.TrustBundles.
+// they are synced and then returns an error, as it does without an API server and, if no watch was started,
+// after Close. It implements volume.TrustBundles.
 func (t *Watcher) Bundles(ctx context.Context) ([]*certificatesv1.ClusterTrustBundle, error) {
 	if t.kube == nil {
 		return nil, objectcache.ErrNoAPI
