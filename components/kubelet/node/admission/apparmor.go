@@ -13,8 +13,9 @@ import (
 	"hyperkube/components/kubelet/pod/pods"
 )
 
-// admitAppArmor returns the rejection of a pod that requires an AppArmor profile if AppArmor is unavailable,
-// so that no container runs less confined than specified. It returns nil if the pod may run.
+// admitAppArmor returns the rejection of a pod that requires an AppArmor profile if AppArmor is unavailable, so
+// that no container runs less confined than specified. It returns nil if the pod may run, and for a pod that is
+// already beyond the phase Pending.
 //
 // https://kubernetes.io/docs/tutorials/security/apparmor/
 func admitAppArmor(pod *v1.Pod) *pods.Verdict {

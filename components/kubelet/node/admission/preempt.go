@@ -89,7 +89,9 @@ const preemptionFailedPrefix = "Unexpected error while attempting to recover fro
 
 // PreemptForResize preempts pods so that the deferred resize of a critical pod fits, and waits until they have
 // terminated. made is true if resources were freed. Otherwise why is the message of the pod's resize condition:
-// message, which says what the resize lacks, or why the preemption has failed. It implements pods.Admitter.
+// message, which says what the resize lacks, or why the preemption has failed. It preempts nothing for other
+// pods, or if only deferred resizes of pods with higher precedence prevent the resize. It implements
+// pods.Admitter.
 func (a *Admitter) PreemptForResize(ctx context.Context, pod *v1.Pod, message string) (made bool, why string) {
 	if !pods.IsCritical(pod) {
 		return false, message

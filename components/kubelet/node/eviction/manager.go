@@ -100,8 +100,8 @@ func (m *Manager) Pressure(c v1.NodeConditionType) bool {
 	return m.state.Pressure(c)
 }
 
-// Reject returns why a pod is not admitted while the node is under pressure, or "" if it is
-// admitted. Under memory pressure alone, only BestEffort pods that do not tolerate the memory
+// Reject returns why a pod is not admitted while the node is under pressure, or "" if it is admitted. Critical
+// pods are always admitted. Under memory pressure alone, only BestEffort pods that do not tolerate the memory
 // pressure taint are rejected.
 func (m *Manager) Reject(pod *v1.Pod, qos v1.PodQOSClass) string {
 	m.mu.Lock()
@@ -143,7 +143,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			m.cfg.Log.Warn("checking eviction thresholds failed; no pod is evicted until a check succeeds, retrying in 10 seconds", "err", err)
+			m.cfg.Log.Warn("checking eviction thresholds or selecting a pod to evict failed; no pod is evicted until a check succeeds, retrying in 10 seconds", "err", err)
 		}
 		next := measureInterval
 		if len(ended) > 0 {
@@ -257,8 +257,9 @@ func (m *Manager) arm(now map[Signal]Observation) {
 	}
 }
 
-// enforceLimits evicts all pods that exceed their local storage limits. It returns a channel for each of them
-// that is closed when it has terminated.
+// enforceLimits evicts all pods that exceed their local storage limits, except critical ones. It returns a
+// channel for each of them that is closed when it has terminated. It does nothing if these limits are not
+// enforced.
 func (m *Manager) enforceLimits(ctx context.Context) ([]<-chan struct{}, error) {
 	if m.cfg.Storage == nil {
 		return nil, nil
@@ -286,8 +287,10 @@ func (m *Manager) enforceLimits(ctx context.Context) ([]<-chan struct{}, error) 
 	return out, nil
 }
 
-// evictFirst evicts the pod that is ranked first for the threshold t, which is met by the measured signals
-// now. It returns a channel that is closed when the pod has terminated, or an error if no pod can be evicted.
+// evictFirst evicts the pod that is ranked first for the threshold t, which is met by the measured signals now.
+// Critical pods are excluded. A pod that is evicted for a soft threshold gets its own grace period up to
+// MaxGrace, otherwise a second. It returns a channel that is closed when the pod has terminated, or an error if
+// no pod can be evicted.
 func (m *Manager) evictFirst(ctx context.Context, t Threshold, now map[Signal]Observation, disks Disks) ([]<-chan struct{}, error) {
 	usage, err := m.cfg.Usage(ctx)
 	if err != nil {

@@ -122,7 +122,8 @@ const (
 )
 
 // explain returns the message and the event annotations of the eviction of c because of the threshold t. They
-// name the containers whose usage exceeds their requests. now are the measured signals.
+// name the containers whose usage exceeds their requests and, for memory, the pod if it has its own request.
+// Without a measurement of c they name none. now are the measured signals.
 func explain(c *Candidate, t Threshold, now map[Signal]Observation) (string, map[string]string) {
 	short := signals[t.Signal].resource
 	var b strings.Builder

@@ -188,7 +188,8 @@ func validateSignal(signal string) error {
 	return nil
 }
 
-// parseValue parses a quantity such as "100Mi" or a percentage such as "10%".
+// parseValue parses a quantity such as "100Mi" or a percentage such as "10%". A negative value and more than
+// 100% are an error.
 func parseValue(text string) (Value, error) {
 	if p, ok := strings.CutSuffix(text, "%"); ok {
 		n, err := strconv.ParseFloat(p, 32)

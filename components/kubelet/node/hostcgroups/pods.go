@@ -62,9 +62,10 @@ type Host struct{ cfg Config }
 func New(cfg Config) *Host { return &Host{cfg: cfg} }
 
 // Prepare creates the cgroups that pods share, and those of the kubelet and of system processes, after
-// recording them in the host journal. It also sets the limits of reserved resources and moves the kubelet
-// into its cgroup. The runtime's cgroup driver must be known, because it determines the names. Without an
-// error, pods can be started.
+// recording them in the host journal. It also sets the limits of reserved resources and moves the kubelet into
+// its cgroup. If pods have no cgroups, it only does what concerns the kubelet and system processes. The
+// runtime's cgroup driver must be known, because it determines the names. Without an error, pods can be
+// started.
 func (h *Host) Prepare() error {
 	if err := h.enterCgroup(); err != nil {
 		return err

@@ -25,8 +25,9 @@ func (h *Host) hostCgroups() (*cgroup.Manager, error) {
 	return cgroup.Open()
 }
 
-// enterCgroup creates the configured cgroups of the kubelet and of system processes, after recording them in
-// the host journal, and moves the kubelet into its cgroup.
+// enterCgroup creates the configured cgroups of the kubelet and of system processes that do not exist yet,
+// after recording them in the host journal, and moves the kubelet into its cgroup. If neither is configured, it
+// does nothing.
 func (h *Host) enterCgroup() error {
 	own, system := h.cfg.Kubelet, h.cfg.System
 	if own == "" && system == "" {
@@ -88,7 +89,8 @@ func (h *Host) MoveSystemProcesses(ctx context.Context) error {
 // moveRounds is how often a move is repeated at most, to include processes that were started during the move.
 const moveRounds = 10
 
-// moveOnce moves the processes of the cgroup from to the system cgroup, except those that must not be moved.
+// moveOnce moves the processes of the cgroup from to the system cgroup, except those that must not be moved. It
+// returns an error and moves nothing if the process of the container runtime cannot be found.
 func (h *Host) moveOnce(groups *cgroup.Manager, from string) error {
 	pid, err := cri.PID(h.cfg.RuntimeEndpoint)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// spawn runs a shell script as argv0. The script prints a process ID. spawned returns the shell
-// and that ID.
+// spawn runs a shell script as argv0. The script prints a process ID. spawn returns the shell and that ID; both
+// processes are killed when the test ends.
 func spawn(t *testing.T, argv0, script string) (c *exec.Cmd, pid int) {
 	t.Helper()
 	c = &exec.Cmd{Path: "/bin/sh", Args: []string{argv0, "-c", script}}

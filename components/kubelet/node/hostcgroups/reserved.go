@@ -10,7 +10,8 @@ import (
 )
 
 // enforceReserved sets the limits of the cgroups of reserved resources, and the OOM score adjustment of this
-// process. It returns an error if such a cgroup does not exist.
+// process. It returns an error if such a cgroup does not exist. If the OOM score adjustment cannot be set, that
+// is only logged.
 func (h *Host) enforceReserved() error {
 	for _, e := range h.cfg.Reserved {
 		if !h.cfg.Pods.Exists(e.Cgroup) {

@@ -51,8 +51,8 @@ type Housekeeper struct {
 	Log  *slog.Logger
 }
 
-// Run does the periodic tasks until ctx is done. Failures are logged, reported as events of the node, and
-// retried in the next period. The error is always nil.
+// Run does the periodic tasks until ctx is done. Failures are logged and retried in the next period; those of
+// removing containers and images are also reported as events of the node. The error is always nil.
 func (h *Housekeeper) Run(ctx context.Context) error {
 	ticker := time.NewTicker(h.Interval)
 	defer ticker.Stop()

@@ -170,7 +170,7 @@ func (k *Manager) Run(ctx context.Context) error {
 		ok := k.isReady()
 		switch {
 		case err != nil:
-			k.cfg.Log.Warn("updating status of this kubelet's Node failed; the API shows an outdated status until a retry succeeds, retrying with back-off", "err", err)
+			k.cfg.Log.Warn("updating status of this kubelet's Node, or passing its pod CIDRs to the container runtime, failed; the API shows an outdated status until a retry succeeds, retrying with back-off", "err", err)
 			next = retry.Next()
 		case !ok:
 			next = min(retry.Next(), time.Second)

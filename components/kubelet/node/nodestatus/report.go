@@ -19,9 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// report registers the Node if it is not known, or updates its status in the API if it has changed. With
-// force it also sends an unchanged status. It reports whether a status was sent. After an error the caller
-// retries.
+// report registers the Node if it is not known, or gets it if registration is disabled. Then it updates the
+// status of the Node in the API if it has changed. With force it also sends an unchanged status. It reports
+// whether a status was sent. After an error the caller retries.
 func (k *Manager) report(ctx context.Context, force bool) (bool, error) {
 	nodes := k.cfg.Kube.CoreV1().Nodes()
 	have := k.Node()
@@ -146,8 +146,9 @@ const (
 	betaArch = "beta.kubernetes.io/arch"
 )
 
-// reconcile updates the labels, annotations and provider ID of an existing Node when the kubelet registers.
-// found is the Node, and fresh the one that would be created. It returns the updated Node.
+// reconcile updates an existing Node when the kubelet registers: it overwrites the labels in wellKnown and the
+// kubelet's annotations, and sets the provider ID if there is none. found is the Node, and fresh the one that
+// would be created. It returns the updated Node.
 func (k *Manager) reconcile(ctx context.Context, found, fresh *v1.Node) (*v1.Node, error) {
 	want := found.DeepCopy()
 	if want.Labels == nil {

@@ -75,8 +75,8 @@ func (k *Manager) setStatus(ctx context.Context, n *v1.Node, now time.Time) {
 	k.conditions(s, says, metav1.NewTime(now.Truncate(time.Second)))
 }
 
-// conditions sets the pressure conditions and the Ready condition in s. says is the status of the container
-// runtime.
+// conditions sets the pressure conditions and the Ready condition in s. A condition keeps its transition time
+// if its status does not change. says is the status of the container runtime.
 func (k *Manager) conditions(s *v1.NodeStatus, says runtimeStatus, now metav1.Time) {
 	var p Pressure
 	if k.cfg.Status.Pressure != nil {
@@ -140,7 +140,8 @@ func (k *Manager) conditions(s *v1.NodeStatus, says runtimeStatus, now metav1.Ti
 	}
 }
 
-// images returns the MaxImages largest images of the node, each with at most five names, for its status.
+// images returns the MaxImages largest images of the node, or all if MaxImages is negative, each with at most
+// five names, for its status.
 func (k *Manager) images(ctx context.Context) ([]v1.ContainerImage, error) {
 	resp, err := k.cfg.CRI.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
 	if err != nil {

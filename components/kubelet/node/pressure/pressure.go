@@ -209,7 +209,8 @@ func (n node) usage(ctx context.Context) (map[types.UID]*eviction.Candidate, err
 	return out, nil
 }
 
-// storage returns the local storage usage of the pods in list, by UID, to enforce their limits.
+// storage returns the local storage usage of the pods in list, by UID, to enforce their limits. Writable layers
+// on a separate image file system count for the pod, but not for their container.
 func (n node) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]eviction.Storage, error) {
 	disks, err := n.disks(ctx)
 	if err != nil {

@@ -63,7 +63,8 @@ func (m *Manager) RunStopJob(ctx context.Context) error {
 	}
 }
 
-// suspendPods suspends all pods.
+// suspendPods suspends all pods, in the configured grace periods or else defaultPeriods, and marks the node as
+// shutting down, so that no pod is admitted any more.
 func (m *Manager) suspendPods(ctx context.Context) {
 	m.set(true)
 	m.cfg.Event("Shutdown", "Shutdown manager detected shutdown event")
@@ -74,10 +75,13 @@ func (m *Manager) suspendPods(ctx context.Context) {
 	m.terminatePods(ctx, periods, m.cfg.Suspend)
 }
 
-// ErrNoKubelet is returned by Suspend if no kubelet listens on the socket.
+// ErrNoKubelet is wrapped by the error of Suspend if no kubelet listens on the socket, or it stops before all
+// pods are suspended.
 var ErrNoKubelet = errors.New("the kubelet does not run")
 
-// Suspend makes the kubelet that listens on socket suspend all pods, and returns when it has.
+// Suspend makes the kubelet that listens on socket suspend all pods, and returns when it has. It returns an
+// error that wraps ErrNoKubelet if there is no such kubelet or it stops before, and another error if ctx is
+// done.
 func Suspend(ctx context.Context, socket string) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {

@@ -79,8 +79,8 @@ func (c *cadvisor) machine(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(desc("machine_scrape_error", "1 if there was an error while getting machine metrics, 0 otherwise."), prometheus.GaugeValue, 0)
 }
 
-// collect sends the metrics of the node, the pods and the containers. It returns an error if the runtime
-// fails.
+// collect sends the metrics of the node, the pods and the containers. For a runtime that reports no metrics of
+// containers, it computes the most important series from the summary. It returns an error if the runtime fails.
 func (c *cadvisor) collect(ctx context.Context, ch chan<- prometheus.Metric) error {
 	summary, known, err := c.p.summary(ctx)
 	if err != nil {

@@ -66,7 +66,8 @@ func network(n *runtimeapi.NetworkUsage, now time.Time) *statsv1alpha1.NetworkSt
 	return out
 }
 
-// sumCPU returns the total CPU usage of the containers.
+// sumCPU returns the total CPU usage of the containers; containers without a value count as zero. The current
+// usage is missing if it is known for none of them.
 func sumCPU(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.CPUStats {
 	var total, rate uint64
 	rated := false
@@ -87,7 +88,7 @@ func sumCPU(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.C
 	return out
 }
 
-// sumMemory returns the total memory usage of the containers.
+// sumMemory returns the total memory usage of the containers; containers without a value count as zero.
 func sumMemory(list []statsv1alpha1.ContainerStats, now time.Time) *statsv1alpha1.MemoryStats {
 	var usage, working, rss uint64
 	add := func(to *uint64, v *uint64) {

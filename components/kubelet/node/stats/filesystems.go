@@ -26,8 +26,9 @@ func NewFileSystems(root, dataDir string, images runtimeapi.ImageServiceClient) 
 	return &FileSystems{root: root, dataDir: dataDir, images: images}
 }
 
-// Paths returns a path on the file system of images and one on that of writable layers. The result of the
-// runtime is cached. It returns an error if the runtime does not respond.
+// Paths returns a path on the file system of images and one on that of writable layers, as the runtime reports
+// them. They default to the data directory of this project's runtime. The result of the runtime is cached. It
+// returns an error if the runtime does not respond.
 func (d *FileSystems) Paths(ctx context.Context) (images, containers string, err error) {
 	if d.images == nil {
 		return d.dataDir, d.dataDir, nil

@@ -298,8 +298,9 @@ func (p *Provider) images() string {
 // the runtime.
 const imageUsageTTL = 30 * time.Second
 
-// SetImageUsage sets the disk usage of images in s to the value that the runtime reports, instead of the
-// usage of their whole file system. The value is cached for imageUsageTTL.
+// SetImageUsage sets the disk usage of images in s to the value that the runtime reports, instead of the usage
+// of their whole file system. It changes nothing if the runtime reports no file system of images. The value is
+// cached for imageUsageTTL.
 func (p *Provider) SetImageUsage(ctx context.Context, s *statsv1alpha1.Summary) error {
 	p.imagesMu.Lock()
 	defer p.imagesMu.Unlock()
@@ -322,8 +323,8 @@ func (p *Provider) SetImageUsage(ctx context.Context, s *statsv1alpha1.Summary) 
 	return nil
 }
 
-// nodeNetwork returns the traffic of the node's network interfaces, without loopback and those of pods, or
-// nil if it is unknown.
+// nodeNetwork returns the traffic of the node's network interfaces, without loopback and those of pods, or nil
+// if it is unknown. The default interface is eth0 or, if there is none, the first one.
 func (p *Provider) nodeNetwork(now time.Time) *statsv1alpha1.NetworkStats {
 	raw, err := os.ReadFile("/proc/thread-self/net/dev")
 	if err != nil {
@@ -448,8 +449,8 @@ func DiskUsage(root string) (bytes, inodes uint64) {
 	return bytes, inodes
 }
 
-// walk adds the disk usage of path, and of everything below it that is on the device dev, to *bytes and *inodes.
-// Other file systems mounted there are skipped.
+// walk adds the disk usage of path, and of everything below it that is on the device dev, to *bytes and
+// *inodes. Other file systems mounted there and files that cannot be read are skipped.
 func walk(path string, dev uint64, bytes, inodes *uint64) {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil || st.Dev != dev {
