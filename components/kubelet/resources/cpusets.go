@@ -111,7 +111,8 @@ func (s *cpuSetUpdater) update(ctx context.Context, id string, to cpuset.CPUSet)
 }
 
 // containerStarted updates the CPU set of the container id, which was just started with cfg, if the set has
-// changed since cfg was created. updateAll did not include the container, because it was not running yet.
+// changed since cfg was created. updateAll did not include the container, because it was not running yet. A
+// failure is logged and retried by Run.
 func (s *cpuSetUpdater) containerStarted(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig) {
 	set, _ := s.cpusOf(pod.UID, container)
 	if set.String() == cfg.GetLinux().GetResources().GetCpusetCpus() {

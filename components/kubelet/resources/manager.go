@@ -254,8 +254,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// devicesChanged requests an update of the status of the Node and of the pods in list, whose devices have
-// changed their health.
+// devicesChanged requests an update of the status of the Node and of the pods in list, which use devices of a
+// plugin or driver whose devices have changed.
 func (m *Manager) devicesChanged(list []types.UID) {
 	m.node.Changed()
 	for _, uid := range list {
@@ -334,8 +334,8 @@ func (m *Manager) PrepareContainer(ctx context.Context, pod *v1.Pod, c *v1.Conta
 	return nil
 }
 
-// ContainerStarted must be called after the container id was started with the configuration cfg. It updates
-// the CPU set if that has changed since cfg was created.
+// ContainerStarted must be called after the container id was started with the configuration cfg. It updates the
+// CPU set if that has changed since cfg was created. Without the static CPU policy it does nothing.
 func (m *Manager) ContainerStarted(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig) {
 	if m.cpuSets != nil {
 		m.cpuSets.containerStarted(ctx, pod, container, id, cfg)
@@ -348,8 +348,9 @@ func (m *Manager) DeviceHealth(pod *v1.Pod, container string) []v1.ResourceStatu
 	return append(m.devices.Health(pod.UID, container), m.claims.Health(pod, container)...)
 }
 
-// PodTerminated frees the devices, CPUs and memory of a pod of which no process runs any more. It may be
-// called again.
+// PodTerminated frees the devices, CPUs and memory of a pod of which no process runs any more, and updates the
+// CPU sets of the other containers if the shared CPUs have changed. Failures are logged. It may be called
+// again.
 func (m *Manager) PodTerminated(uid types.UID) {
 	if err := m.devices.Release(uid); err != nil {
 		m.log.Warn("writing file with allocated devices after the termination of a pod failed; its devices are free, but a restarted kubelet treats them as allocated until it has received all pods", "podUID", uid, "err", err)
@@ -374,7 +375,7 @@ func (m *Manager) PodTerminated(uid types.UID) {
 }
 
 // UpdateCPUSets updates the CPU sets of all running containers, which an earlier kubelet may have started.
-// Failures are retried by Run.
+// Failures are retried by Run. Without the static CPU policy it does nothing.
 func (m *Manager) UpdateCPUSets(ctx context.Context) {
 	if m.cpuSets != nil {
 		m.cpuSets.updateAll(ctx)

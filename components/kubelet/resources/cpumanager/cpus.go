@@ -106,7 +106,7 @@ func New(cfg Config) (*Manager, error) {
 }
 
 // HasAllocations reports whether a state file contains allocations of exclusive CPUs. Without a Manager they
-// would never be released. A file that does not exist has none.
+// would never be released. A file that does not exist has none; one that cannot be read or decoded is an error.
 func HasAllocations(file string) (bool, error) {
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
@@ -119,7 +119,8 @@ func HasAllocations(file string) (bool, error) {
 	return len(own) > 0, err
 }
 
-// decode returns the allocations in the content of a state file, by pod and container.
+// decode returns the allocations in the content of a state file, by pod and container. A file of another policy
+// has none. The checksum is not verified.
 func decode(raw []byte) (map[types.UID]map[string]cpuset.CPUSet, error) {
 	var s state
 	if err := json.Unmarshal(raw, &s); err != nil {
@@ -200,8 +201,9 @@ func (m *Manager) Get(pod types.UID, container string) (set cpuset.CPUSet, own b
 // Allocatable returns the CPUs that can be allocated exclusively.
 func (m *Manager) Allocatable() cpuset.CPUSet { return m.cfg.Machine.All().Difference(m.cfg.Reserved) }
 
-// Hints returns the sets of NUMA nodes from which the exclusive CPUs of the container can be allocated, or
-// nil if it gets none. It implements topology.Provider.
+// Hints returns the sets of NUMA nodes from which the exclusive CPUs of the container can be allocated, or nil
+// if it gets none. For a container that already has its CPUs these are the sets that contain them. It
+// implements topology.Provider.
 func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -284,8 +286,9 @@ func (m *Manager) reusable(pod *v1.Pod) cpuset.CPUSet {
 }
 
 // Allocate allocates exclusive CPUs, preferably on the NUMA nodes, to a container that must get them. It does
-// nothing for other containers. The allocation is reverted unless Settle is called with ok. It returns an error if
-// too few CPUs are free, or an *AlignmentError. It implements topology.Provider.
+// nothing for other containers and for one that already has its CPUs. The allocation is reverted unless Settle
+// is called with ok. It returns an error if too few CPUs are free, or an *AlignmentError. It implements
+// topology.Provider.
 func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -23,7 +23,8 @@ type CPU struct{ ID, Core, Socket, NUMA, Cache int }
 type Topology []CPU
 
 // Read returns the online CPUs of the machine, without NUMA nodes. root is the sysfs directory, usually
-// /sys/devices/system/cpu. A CPU without topology information counts as a separate core of socket 0.
+// /sys/devices/system/cpu. A CPU without topology information counts as a separate core of socket 0. It returns
+// an error only if the list of online CPUs cannot be read.
 func Read(root string) (Topology, error) {
 	raw, err := os.ReadFile(filepath.Join(root, "online"))
 	if err != nil {
@@ -141,10 +142,10 @@ func (t Topology) groupBy(of cpuset.CPUSet, by func(CPU) int) map[int]cpuset.CPU
 // core returns a key that identifies the physical core of a CPU on the machine.
 func core(c CPU) int { return c.Socket<<16 | c.Core }
 
-// Choose returns n CPUs of free, which must contain at least n. It takes whole sockets and NUMA nodes while they
-// fit, the larger of the two first. With byCache it then takes all CPUs that share a cache, then whole cores, and
-// at the end threads of partially used cores. Among equal candidates it prefers those in the socket and node with
-// the fewest free CPUs.
+// Choose returns n CPUs of free, which must contain at least n. It takes whole sockets and NUMA nodes while
+// they fit, the larger of the two first. With byCache it then takes all CPUs that share a cache, then whole
+// cores, and at the end single threads, first those of partially used cores. Among equal candidates it prefers
+// those in the socket and node with the fewest free CPUs.
 func (t Topology) Choose(free cpuset.CPUSet, n int, byCache bool) cpuset.CPUSet {
 	socket, node := func(c CPU) int { return c.Socket }, func(c CPU) int { return c.NUMA }
 	levels := []func(CPU) int{socket, node}
@@ -207,9 +208,9 @@ func (t Topology) packedOrder(groups map[int]cpuset.CPUSet, free cpuset.CPUSet, 
 	return keys
 }
 
-// Spread returns n CPUs of free in equal parts, which are multiples of group, from the smallest possible
-// number of NUMA nodes. It falls back to Choose if one node suffices or no even distribution exists. byCache
-// is that of Choose.
+// Spread returns n CPUs of free from the smallest possible number of NUMA nodes. The parts of the nodes are
+// multiples of group and differ by at most one group. It falls back to Choose if one node suffices or no such
+// distribution exists. byCache is that of Choose.
 func (t Topology) Spread(free cpuset.CPUSet, n, group int, byCache bool) cpuset.CPUSet {
 	left := t.groupBy(free, func(c CPU) int { return c.NUMA })
 	for s := range t.nodes().Subsets() {

@@ -16,8 +16,9 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// load restores allocations and known devices from the checkpoint. An unreadable checkpoint is ignored:
-// devices are then allocated again when their containers are created.
+// load restores allocations and known devices from the checkpoint, if there is one. A damaged checkpoint or
+// entry is logged and ignored: devices are then allocated again when their containers are created. It returns
+// an error if the file cannot be read from disk.
 func (m *Manager) load() error {
 	raw, err := os.ReadFile(m.checkpoint())
 	if errors.Is(err, os.ErrNotExist) {
@@ -60,9 +61,9 @@ func (m *Manager) load() error {
 	return nil
 }
 
-// saveIfChanged writes the checkpoint if the devices of a resource have changed from before to now. After a
-// restart the kubelet must know the resources before their plugins register, because it would otherwise start
-// containers without their devices. The caller must hold mu.
+// saveIfChanged writes the checkpoint if the IDs of the devices of a resource have changed from before to now;
+// a failure is logged. After a restart the kubelet must know the resources before their plugins register,
+// because it would otherwise start containers without their devices. The caller must hold mu.
 func (m *Manager) saveIfChanged(before, now map[string]*api.Device) {
 	if maps.EqualFunc(before, now, func(*api.Device, *api.Device) bool { return true }) {
 		return

@@ -43,8 +43,8 @@ type Config struct {
 	// reports that the list is complete. If Known is nil, it always is.
 	Active func() []*v1.Pod
 	Known  func() bool
-	// Changed is called when the number of devices changes, and with the pods that use devices
-	// whose health has changed.
+	// Changed is called when the devices of a resource or their health have changed, with the pods that use
+	// devices of the resource.
 	Changed func(pods []types.UID)
 	Log     *slog.Logger
 	// Metrics counts registrations and allocations. It may be nil.
@@ -286,8 +286,9 @@ func (m *Manager) reusable(pod *v1.Pod, name string) []string {
 }
 
 // allocate allocates n devices of a resource to one container, preferring devices on the NUMA nodes. It does
-// nothing if the container already has devices of the resource. The caller must hold the lock allocating, so that
-// no other allocation takes the same devices while the plugin is called.
+// nothing if the container already has devices of the resource. It returns an error if too few devices are
+// healthy and free, or if the plugin fails. The caller must hold the lock allocating, so that no other
+// allocation takes the same devices while the plugin is called.
 func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name string, n int, nodes numa.Set) error {
 	m.mu.Lock()
 	if m.grants[pod.UID][container][name] != nil {
@@ -364,7 +365,7 @@ func (m *Manager) preferred(ctx context.Context, name string, client api.DeviceP
 		AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(n),
 	}}})
 	if err != nil || len(resp.ContainerResponses) != 1 {
-		m.cfg.Log.Warn("getting preferred devices from device plugin failed; devices are allocated to the container without the preference of the plugin", "resource", name, "err", err)
+		m.cfg.Log.Warn("getting preferred devices from device plugin failed; devices are allocated to the container without the preference of the plugin, no retry", "resource", name, "err", err)
 		return otherwise
 	}
 	out := slices.Clone(must)
@@ -376,9 +377,10 @@ func (m *Manager) preferred(ctx context.Context, name string, client api.DeviceP
 	return out
 }
 
-// Grants returns the allocations of a container by resource. It allocates devices that are missing because
-// the plugin or the allocation was unknown at admission, and calls PreStartContainer of plugins that require
-// it. An error means that the container cannot be created now. The result must not be modified.
+// Grants returns the allocations of a container by resource, or nil if it has none and its pod needs none. It
+// allocates devices that are missing because the plugin or the allocation was unknown at admission, and calls
+// PreStartContainer of plugins that require it. An error means that the container cannot be created now. The
+// result must not be modified.
 func (m *Manager) Grants(ctx context.Context, pod *v1.Pod, c *v1.Container) (map[string]*Grant, error) {
 	if !m.podNeedsDevices(pod) {
 		m.mu.Lock()

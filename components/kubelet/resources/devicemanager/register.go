@@ -40,7 +40,7 @@ type registration struct {
 }
 
 // Register connects to a device plugin and starts to watch its devices. It returns an error to the plugin if
-// its API version or resource name is not valid, or if the plugin does not respond. It implements
+// its API version, resource name or socket name is not valid, or if the plugin does not respond. It implements
 // api.RegistrationServer.
 func (r *registration) Register(ctx context.Context, in *api.RegisterRequest) (*api.Empty, error) {
 	r.m.cfg.Metrics.PluginRegistered(in.ResourceName)
@@ -75,7 +75,8 @@ func validateResourceName(name string) error {
 	return nil
 }
 
-// connect connects to a device plugin and gets its options. An error fails the registration.
+// connect connects to a device plugin and gets its options. A plugin that does not respond within 10 seconds is
+// an error, which fails the registration.
 func (m *Manager) connect(ctx context.Context, in *api.RegisterRequest) (*registeredPlugin, error) {
 	conn, err := pluginwatch.Dial(filepath.Join(m.cfg.Dir, in.Endpoint))
 	if err != nil {
@@ -177,8 +178,9 @@ func (m *Manager) setActive(name string, p *registeredPlugin) {
 	m.resources[name] = p
 }
 
-// failOver makes the newest superseded plugin the active one of a resource, because the active one has
-// stopped, and returns it. It returns nil if there is none. The caller must hold mu.
+// failOver makes the newest superseded plugin the active one of a resource, because the active one has stopped,
+// and returns it. If that plugin has not reported its devices yet, it starts with those of the stopped one. It
+// returns nil if there is none. The caller must hold mu.
 func (m *Manager) failOver(name string) *registeredPlugin {
 	list := m.superseded[name]
 	if len(list) == 0 {

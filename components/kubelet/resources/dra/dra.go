@@ -114,9 +114,9 @@ func New(cfg Config) (*Manager, error) {
 }
 
 // Prepare calls the drivers of the pod's claims to prepare the devices, before the pod's containers are
-// created. After a restart of the kubelet it calls the drivers again; once all claims are prepared it does
-// nothing. It returns an error, to be retried, if a claim is not allocated to the pod or a driver is not
-// registered or fails.
+// created. After a restart of the kubelet it calls the drivers again; once all claims are prepared, and for a
+// pod without claims, it calls none. It returns an error, to be retried, if a claim is not allocated to the pod
+// or a driver is not registered or fails.
 func (m *Manager) Prepare(ctx context.Context, pod *v1.Pod) (err error) {
 	if !hasClaims(pod) {
 		return nil
@@ -161,7 +161,8 @@ func hasClaims(pod *v1.Pod) bool {
 }
 
 // getClaims gets a pod's claims from the API server. It returns an error if a claim is not allocated or not
-// reserved for the pod.
+// reserved for the pod, if a claim created for a pod belongs to another one, or if there is no API server. A
+// claim template that needs no claim is skipped.
 func (m *Manager) getClaims(ctx context.Context, pod *v1.Pod) ([]*resourcev1.ResourceClaim, error) {
 	if m.cfg.Kube == nil {
 		return nil, errors.New("pods without an API server cannot have resource claims")
@@ -208,9 +209,9 @@ func (m *Manager) getClaims(ctx context.Context, pod *v1.Pod) ([]*resourcev1.Res
 	return out, nil
 }
 
-// checkDrivers returns an error if a driver of the claims is not registered. It is called before any
-// driver, so that a pod that waits for a driver can terminate without it: claims that no driver was
-// called for need not be unprepared.
+// checkDrivers returns an error if a driver of the claims that are not prepared yet is not registered. It is
+// called before any driver, so that a pod that waits for a driver can terminate without it: claims that no
+// driver was called for need not be unprepared.
 func (m *Manager) checkDrivers(claims []*resourcev1.ResourceClaim) error {
 	for _, claim := range claims {
 		m.mu.Lock()
@@ -229,8 +230,9 @@ func (m *Manager) checkDrivers(claims []*resourcev1.ResourceClaim) error {
 	return nil
 }
 
-// recordUse records in the state file, before a driver is called, that the pod uses the claims. It returns
-// the claims that are not prepared yet, by driver.
+// recordUse records in the state file, before a driver is called, that the pod uses the claims. It returns the
+// claims that are not prepared yet, by driver. It returns an error if another claim with the name of one of
+// them is not unprepared yet.
 func (m *Manager) recordUse(pod types.UID, claims []*resourcev1.ResourceClaim) (map[string][]*draapi.Claim, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -281,7 +283,8 @@ func (m *Manager) obsoleteClaim(claim *resourcev1.ResourceClaim) types.UID {
 	return ""
 }
 
-// prepare calls the driver of that name to prepare the claims, and stores the devices.
+// prepare calls the driver of that name to prepare the claims, and stores the devices. It returns an error at
+// the first claim that the driver could not prepare or has omitted from its response.
 func (m *Manager) prepare(ctx context.Context, name string, claims []*draapi.Claim) error {
 	client, err := m.client(name)
 	if err != nil {
@@ -386,7 +389,8 @@ func (m *Manager) InUse() map[string]int {
 	return out
 }
 
-// unprepare calls the driver of that name to unprepare the claims.
+// unprepare calls the driver of that name to unprepare the claims. It returns the errors of all claims,
+// including those that the driver has omitted from its response.
 func (m *Manager) unprepare(ctx context.Context, name string, claims []*draapi.Claim) error {
 	client, err := m.client(name)
 	if err != nil {
@@ -410,8 +414,9 @@ func (m *Manager) unprepare(ctx context.Context, name string, claims []*draapi.C
 	return errors.Join(errs...)
 }
 
-// Reconcile releases the claims of the pods for which active returns false, because they were deleted while
-// the kubelet was not running. active must return true for each pod of which a process may still run.
+// Reconcile releases the claims of the pods for which active returns false, because they were deleted while the
+// kubelet was not running. active must return true for each pod of which a process may still run. It continues
+// after an error, and returns all errors.
 func (m *Manager) Reconcile(ctx context.Context, active func(types.UID) bool) error {
 	m.mu.Lock()
 	gone := map[types.UID]bool{}

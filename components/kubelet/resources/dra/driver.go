@@ -187,8 +187,9 @@ func (m *Manager) isRegistered(name string) bool {
 	return d != nil && len(d.sockets) > 0
 }
 
-// removeSlices removes the ResourceSlices of a driver from the API, unless the driver is connected again,
-// because the scheduler would otherwise allocate its devices. Failures are retried with a back-off.
+// removeSlices removes the ResourceSlices of a driver from the API, so that the scheduler does not allocate its
+// devices any more. It does nothing if the driver is connected again or there is no API server. Failures are
+// retried with a back-off.
 func (m *Manager) removeSlices(name string) { m.removeSlicesRetry(name, minRemoveBackoff) }
 
 // removeSlicesRetry is removeSlices after earlier failures. pause is the delay before the next attempt.
@@ -259,7 +260,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	return nil
 }
 
-// forgetOld removes the ResourceSlices of this node whose drivers are not registered.
+// forgetOld removes the ResourceSlices of this node whose drivers are not registered. Without an API server it
+// does nothing.
 func (m *Manager) forgetOld(ctx context.Context) error {
 	if m.cfg.Kube == nil {
 		return nil

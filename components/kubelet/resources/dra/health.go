@@ -40,9 +40,9 @@ type health struct {
 // device identifies a device of a driver by its pool and its name.
 type device struct{ pool, name string }
 
-// watchHealth receives the health of a driver's devices (KEP-4680) on the connection conn until ctx is done.
-// versions are the gRPC services that the driver has registered; if none of them reports health, watchHealth
-// returns immediately.
+// watchHealth receives the health of a driver's devices (KEP-4680) on the connection conn until ctx is done. It
+// opens a closed stream again after healthRetry. versions are the gRPC services that the driver has registered;
+// if none of them reports health, or the driver does not implement it, watchHealth returns.
 func (m *Manager) watchHealth(ctx context.Context, driver string, conn *grpc.ClientConn, versions []string) {
 	var open func() (healthv1.DRAResourceHealth_NodeWatchResourcesClient, error)
 	switch {
@@ -78,9 +78,10 @@ func (m *Manager) watchHealth(ctx context.Context, driver string, conn *grpc.Cli
 	}
 }
 
-// updateHealth replaces the health of a driver's devices by what the driver has reported on conn. A
-// zero time means that conn was closed; it is ignored if another connection has reported since.
-// Pods that use devices whose health has changed are passed to Changed.
+// updateHealth stores the health of a driver's devices that the driver has reported on conn. A device that it
+// did not report keeps its health until that expires. A zero time means that conn was closed: the health of all
+// devices becomes unknown, unless another connection has reported since. Pods that use devices whose health has
+// changed are passed to Changed.
 func (m *Manager) updateHealth(driver string, conn *grpc.ClientConn, list []*healthv1.DeviceHealth, now time.Time) {
 	m.mu.Lock()
 	if now.IsZero() && m.healthConns[driver] != conn {

@@ -57,7 +57,8 @@ func load(path string) (map[types.UID]*Claim, error) {
 	return claims, nil
 }
 
-// parse returns the claims in the content of a state file, by UID.
+// parse returns the claims in the content of a state file, by UID. Another version and a claim without a UID
+// are an error.
 func parse(data []byte) (map[types.UID]*Claim, error) {
 	var s state
 	if err := json.Unmarshal(data, &s); err != nil {

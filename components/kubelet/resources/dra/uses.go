@@ -36,7 +36,8 @@ type Used struct {
 	Device
 }
 
-// Uses returns the claims of the pod, and their prepared devices, that the container uses.
+// Uses returns the claims of the pod, and their prepared devices, that the container uses, including those for
+// extended resources. Claims that are not prepared are omitted.
 func (m *Manager) Uses(pod *v1.Pod, c *v1.Container) []Use {
 	if len(c.Resources.Claims) == 0 && pod.Status.ExtendedResourceClaimStatus == nil {
 		return nil

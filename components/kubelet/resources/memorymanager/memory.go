@@ -55,7 +55,8 @@ type Manager struct {
 }
 
 // HasAllocations reports whether a state file contains allocations of memory. Without a Manager they would
-// never be released. A file that does not exist has none.
+// never be released. A file that does not exist or is of another policy has none; one that cannot be read or
+// decoded is an error.
 func HasAllocations(file string) (bool, error) {
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
@@ -267,9 +268,10 @@ func (m *Manager) freeInactive(but types.UID) {
 	maps.DeleteFunc(m.assignments, func(uid types.UID, _ map[string][]Block) bool { return gone(uid) })
 }
 
-// Allocate allocates the memory that a container requests, on the NUMA nodes or more of them. The allocation is
-// reverted unless Settle is called with ok. It returns an error if there is too little free memory. It implements
-// topology.Provider.
+// Allocate allocates the memory that a container requests, on the NUMA nodes or more of them. It does nothing
+// for a container of a pod that is not Guaranteed and for one that already has its memory. The allocation is
+// reverted unless Settle is called with ok. It returns an error if there is too little free memory. It
+// implements topology.Provider.
 func (m *Manager) Allocate(_ context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error {
 	want := m.requests(pod, c)
 	if len(want) == 0 {

@@ -56,7 +56,7 @@ type state struct {
 // policy is the name of the memory manager policy that the state file contains.
 const policy = "Static"
 
-// decode decodes the content of a state file. An invalid block is an error.
+// decode decodes the content of a state file. An invalid block is an error. The checksum is not verified.
 func decode(raw []byte) (*state, error) {
 	s := &state{}
 	if err := json.Unmarshal(raw, s); err != nil {

@@ -53,7 +53,8 @@ func Read(root string) (Machine, error) {
 	return out, nil
 }
 
-// readNode returns the CPUs, memory and distances of the node id in the sysfs directory dir.
+// readNode returns the CPUs, memory and distances of the node id in the sysfs directory dir. Distances may be
+// missing; anything else is an error.
 func readNode(dir string, id int) (Node, error) {
 	n := Node{ID: id, Memory: map[v1.ResourceName]int64{}}
 	raw, err := os.ReadFile(filepath.Join(dir, "cpulist"))

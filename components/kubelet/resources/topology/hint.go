@@ -90,7 +90,8 @@ func (m *merger) intersect(hints []Hint) Hint {
 }
 
 // better returns the better one of now, the best hint so far or nil, and other. A preferred hint is better than
-// another. A hint with an empty set of nodes is never better.
+// another. Of two preferred hints, the narrower one is better; of two others, the one whose number of nodes is
+// closer to m.aim, preferably not above it. A hint with an empty set of nodes is never better.
 func (m *merger) better(now *Hint, other Hint) *Hint {
 	if other.Nodes == 0 {
 		return now
