@@ -38,10 +38,11 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
-// setUpCertificates requests the certificates of the kubelet from the API server and starts their renewal in group:
-// the client certificate if a bootstrap kubeconfig or rotateCertificates is configured, and the serving certificate
-// if serverTLSBootstrap is. It waits for the client certificate, because the kubelet cannot reach the API server
-// without it. cfg gets the serving certificate, and deps the metrics of both. Without a kubeconfig it does nothing.
+// setUpCertificates requests the certificates of the kubelet from the API server and starts their renewal in
+// group: the client certificate if a bootstrap kubeconfig or rotateCertificates is configured, and the serving
+// certificate if serverTLSBootstrap is and no certificate files are. It waits for the client certificate,
+// because the kubelet cannot reach the API server without it. cfg gets the serving certificate, and deps the
+// metrics of both. Without a kubeconfig it does nothing.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/kubelet-tls-bootstrapping/
 func setUpCertificates(ctx context.Context, flags *config.Flags, cfg *config.Config, deps *Dependencies, group *lifecycle.Group) error {

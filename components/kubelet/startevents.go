@@ -8,7 +8,8 @@ import (
 const cgroupV1 = "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. " +
 	"Please migrate to cgroup v2. More information at https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1"
 
-// emitStartEvents emits events about the start of the kubelet and the state of its node.
+// emitStartEvents emits events about the start of the kubelet and, as warnings, about limits of the node: a
+// resolver configuration with too many entries, memory-backed volumes that may be swapped, and cgroup v1.
 func (k *Kubelet) emitStartEvents() {
 	k.events.NodeNormal("Starting", "Starting kubelet.")
 	if why := k.pods.dns.Check(); why != "" {

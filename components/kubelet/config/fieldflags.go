@@ -152,8 +152,9 @@ func (o *fieldFlags) values(isSet func(string) bool) (map[string]any, error) {
 	return out, nil
 }
 
-// reservedMemory parses the value of --reserved-memory, such as
-// "0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi", into the field reservedMemory.
+// reservedMemory parses the value of --reserved-memory, such as "0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi",
+// into the field reservedMemory. It returns an error if the format is not valid; it does not check the
+// quantities.
 func reservedMemory(text string) ([]any, error) {
 	var out []any
 	for node := range strings.SplitSeq(text, ";") {

@@ -77,8 +77,9 @@ func overrideInverted(to, from *bool) {
 	}
 }
 
-// applyPaths sets the fields of c for paths, endpoints, ports, the registration of the node and feature gates to
-// the values of the configuration file f. Fields that f does not set remain.
+// applyPaths sets the fields of c for paths, endpoints, ports, the registration of the node and feature gates
+// to the values of the configuration file f. Fields that f does not set remain, except the read-only port,
+// which is then zero.
 func (c *Config) applyPaths(f *kubeletv1beta1.KubeletConfiguration) {
 	override(&c.Layout.PodLogs, f.PodLogsDir)
 	override(&c.Layout.CgroupRoot, f.CgroupRoot)

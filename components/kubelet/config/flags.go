@@ -187,9 +187,10 @@ var unused = []compatflags.Flag{
 	{Name: "vmodule", Why: "verbosity cannot be set per file"},
 }
 
-// Config returns the configuration from the configuration files and the flags, without defaults. Flags take
-// precedence over files. isSet reports whether a flag was given on the command line. It returns an error if a file
-// cannot be read or a value is not valid.
+// Config returns the configuration from the configuration files and the flags, without defaults except for the
+// paths and the node name, which is the hostname in lower case. Flags take precedence over files. isSet reports
+// whether a flag was given on the command line. It returns an error if a file cannot be read or a value is not
+// valid.
 func (o *Flags) Config(isSet func(flag string) bool) (Config, error) {
 	cfg := Config{Layout: layout.Default()}
 	if o.root != "" {

@@ -24,8 +24,8 @@ func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletCo
 	return Load(nil, path, dir, over)
 }
 
-// Load is LoadFiles with a KubeletConfiguration in YAML or JSON into which the files are merged. It may be
-// empty.
+// Load is LoadFiles with a KubeletConfiguration in YAML or JSON, base, into which the files are merged. base
+// may be empty. The result is nil if all are empty.
 func Load(base []byte, path, dir string, over map[string]any) (*kubeletv1beta1.KubeletConfiguration, error) {
 	all, err := MergeFiles(base, path, dir)
 	if err != nil || all == nil && len(over) == 0 {

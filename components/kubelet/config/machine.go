@@ -70,8 +70,8 @@ func (c *Config) PodsMemoryLimit(m nodestatus.Machine) int64 {
 	return q.Value()
 }
 
-// Unallocatable returns the resources of the machine that pods cannot request: the reserved ones plus the
-// hard eviction thresholds.
+// Unallocatable returns the resources of the machine that pods cannot request: the reserved ones plus, for
+// memory and local storage, the hard eviction thresholds of the node.
 func (c *Config) Unallocatable(m nodestatus.Machine) v1.ResourceList {
 	out := v1.ResourceList{}
 	for name, q := range c.Reserved.All {

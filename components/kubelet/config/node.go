@@ -219,8 +219,8 @@ func (c *Events) apply(f *kubeletv1beta1.KubeletConfiguration) {
 	override(&c.Burst, int(f.EventBurst))
 }
 
-// ParseTaints parses taints of the form "key=value:effect". The value may be missing. An unknown effect is an
-// error.
+// ParseTaints parses taints of the form "key=value:effect". The value may be missing. A missing key and a
+// missing or unknown effect are an error.
 func ParseTaints(list []string) ([]v1.Taint, error) {
 	var out []v1.Taint
 	for _, s := range list {
@@ -349,7 +349,9 @@ func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
-// applyShutdown sets the grace periods of a graceful node shutdown in c to those of the configuration file f.
+// applyShutdown sets the grace periods of a graceful node shutdown in c to those of the configuration file f,
+// if it has any. It returns an error if they contradict each other, or if they are set by pod priority and the
+// feature gate for that is disabled.
 func (c *Config) applyShutdown(f *kubeletv1beta1.KubeletConfiguration) error {
 	var by []shutdown.Period
 	for _, p := range f.ShutdownGracePeriodByPodPriority {

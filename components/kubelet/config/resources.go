@@ -105,7 +105,8 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 }
 
 // applyMemory sets the policies of the memory manager and the topology manager in c to the values of the
-// configuration file f.
+// configuration file f. Fields that f does not set remain. It returns an error for an unknown memory manager
+// policy and for invalid reserved memory.
 func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 	switch f.MemoryManagerPolicy {
 	case "":

@@ -40,8 +40,8 @@ func Dial(endpoint string, within time.Duration, more ...grpc.DialOption) (*Clie
 	return dial(endpoint, within, NewMetrics(), more...)
 }
 
-// dial returns a client of the runtime at endpoint, as Dial does. metrics counts the client's calls and records
-// their durations.
+// dial returns a client of the runtime at endpoint, as Dial does. It does not wait for the connection, which is
+// opened again whenever it is lost. metrics counts the client's calls and records their durations.
 func dial(endpoint string, within time.Duration, metrics *Metrics, more ...grpc.DialOption) (*Client, error) {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if !filepath.IsAbs(path) {

@@ -27,8 +27,9 @@ func (b deadlines) intercept(ctx context.Context, method string, req, reply any,
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// timeout returns the timeout of a call; zero means none. RunPodSandbox has twice the timeout. A timeout in
-// the request, such as the grace period, is added. Image pulls and commands without a timeout have none.
+// timeout returns the timeout of a call; zero means none. RunPodSandbox has twice the timeout. The timeout in a
+// request to stop a container or run a command, such as the grace period, is added; that of a checkpoint
+// applies if it is larger. Image pulls and commands without a timeout have none.
 func (b deadlines) timeout(method string, req any) time.Duration {
 	whole := time.Duration(b)
 	if whole == 0 {

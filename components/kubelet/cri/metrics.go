@@ -54,8 +54,8 @@ var operations = map[string]string{
 	"PullImage": "pull_image", "RemoveImage": "remove_image", "ImageFsInfo": "image_fs_info",
 }
 
-// intercept is the gRPC interceptor of the connection to the runtime. It makes the call and records its duration
-// and result in the metrics.
+// intercept is the gRPC interceptor of the connection to the runtime. It makes the call and, if upstream has
+// metrics for it, records its duration and result.
 func (m *Metrics) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	began := time.Now()
 	err := invoke(ctx, method, req, reply, conn, opts...)

@@ -47,8 +47,9 @@ const (
 )
 
 // RateLimited returns the options of a gRPC server that rejects unary calls above the rate limit with
-// ResourceExhausted. After each other call, count is called with the method's name, the API version and the result
-// of the call, for metrics: for "/v1.PodResourcesLister/List", method is "List" and version is "v1".
+// ResourceExhausted. Streams are not limited. After each call that is not rejected, count is called with the
+// method's name, the API version and the result of the call, for metrics: for "/v1.PodResourcesLister/List",
+// method is "List" and version is "v1".
 func RateLimited(count func(method, version string, err error)) []grpc.ServerOption {
 	limit := rate.NewLimiter(maxQPS, maxBurst)
 	counted := func(full string, err error) {

@@ -46,7 +46,8 @@ type Handler interface {
 	// Register registers a plugin. Its error is returned to the plugin, and the registration is
 	// retried later.
 	Register(ctx context.Context, p Plugin) error
-	// Deregister is called when the registration socket of a registered plugin was removed.
+	// Deregister is called when the registration socket of a registered plugin was removed or replaced, or when
+	// the plugin could not be notified of its registration.
 	Deregister(p Plugin)
 }
 
@@ -64,7 +65,8 @@ type Watcher struct {
 	Dir string
 	// Alias is the path by which pods access the kubelet's root directory.
 	Alias layout.Alias
-	// Handlers are the handlers by plugin type: CSIPlugin, DevicePlugin, DRAPlugin.
+	// Handlers are the handlers by plugin type, such as CSIPlugin and DRAPlugin. A plugin of another type is not
+	// registered.
 	Handlers map[string]Handler
 	Log      *slog.Logger
 
@@ -253,8 +255,8 @@ func notExist(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// handleSocket registers the plugin at a socket with retries. When own is done because the socket was
-// removed, it deregisters the plugin; when ctx is done, the kubelet is stopping and it does not.
+// handleSocket registers the plugin at a socket with retries. When own is done because the socket was removed
+// or replaced, it deregisters the plugin; when ctx is done, the kubelet is stopping and it does not.
 func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
 	retry := backoff.Backoff{First: minRetryBackoff, Max: maxRetryBackoff}
 	for {
@@ -263,7 +265,7 @@ func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
 			w.setRegistered(path, true)
 			<-own.Done()
 			if ctx.Err() == nil {
-				w.Log.Info("plugin deregistered because its socket was removed; it is not used until it creates a socket again", "plugin", plugin.Name, "socket", path)
+				w.Log.Info("plugin deregistered because its socket was removed or replaced; it is not used until it registers again", "plugin", plugin.Name, "socket", path)
 				handler.Deregister(plugin)
 			}
 			return
@@ -271,7 +273,7 @@ func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
 		if own.Err() != nil {
 			return
 		}
-		w.Log.Info("registration of CSI, DRA or device plugin failed; the plugin is not used until a retry succeeds, retrying with back-off", "socket", path, "err", err)
+		w.Log.Info("registration of CSI or DRA driver failed; the driver is not used until a retry succeeds, retrying with back-off", "socket", path, "err", err)
 		if !retry.Pause(own) {
 			return
 		}

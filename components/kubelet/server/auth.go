@@ -24,7 +24,7 @@ const maxCached = 4096
 // their requests. It uses the API server's TokenReview and SubjectAccessReview. Its methods are safe for
 // concurrent use.
 type Auth struct {
-	// Kube is the API client. If it is nil, all tokens and requests are rejected.
+	// Kube is the API client. If it is nil, all tokens are rejected, and all requests unless AlwaysAllow is set.
 	Kube     kubernetes.Interface
 	NodeName string
 	// Anonymous allows anonymous requests. They are still subject to authorization.
@@ -61,8 +61,9 @@ type cachedDecision struct {
 	until  time.Time
 }
 
-// wrap returns a handler that passes only authenticated and authorized requests to next. ca verifies client
-// certificates; nil accepts none.
+// wrap returns a handler that passes only authenticated and authorized requests to next. It responds to others
+// with status 401 or 403, or with 500 if the API server cannot be asked. ca verifies client certificates; nil
+// accepts none.
 func (a *Auth) wrap(next http.Handler, ca *x509.CertPool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u, err := a.authenticate(r, ca)
@@ -86,9 +87,10 @@ func (a *Auth) wrap(next http.Handler, ca *x509.CertPool) http.Handler {
 	})
 }
 
-// authenticate returns the user of a request by its client certificate, its bearer token, or as the anonymous
-// user if that is allowed. It returns nil if the request is not authenticated, and an error if the API server
-// cannot review the token.
+// authenticate returns the user of a request by its client certificate, its bearer token, or, if it has neither
+// and that is allowed, as the anonymous user. A client certificate that is not valid is ignored. It returns nil
+// if the request is not authenticated, for example because its token is not valid, and an error if the API
+// server cannot review the token.
 func (a *Auth) authenticate(r *http.Request, ca *x509.CertPool) (*user, error) {
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 && ca != nil {
 		opts := x509.VerifyOptions{Roots: ca, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, Intermediates: x509.NewCertPool()}
@@ -109,7 +111,8 @@ func (a *Auth) authenticate(r *http.Request, ca *x509.CertPool) (*user, error) {
 	return nil, nil
 }
 
-// token returns the user of a bearer token, or nil if the token is not valid or tokens are not accepted.
+// token returns the user of a bearer token by a TokenReview, whose result is cached for TokenTTL. It returns
+// nil if the token is not valid or tokens are not accepted, and an error if the API server does not respond.
 func (a *Auth) token(ctx context.Context, token string) (*user, error) {
 	if a.Kube == nil || a.NoTokens {
 		return nil, nil

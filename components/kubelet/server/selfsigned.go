@@ -37,7 +37,7 @@ type SelfSigned struct {
 }
 
 // Certificate returns the current certificate. It creates a new one, valid for a year, on the first call and
-// when the previous one is about to expire.
+// when the previous one expires within renewBefore.
 func (s *SelfSigned) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

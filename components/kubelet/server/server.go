@@ -36,7 +36,7 @@ import (
 type Backend interface {
 	// Pods returns the pods of this node with their latest status.
 	Pods() []*v1.Pod
-	// RunningPods returns the pods that have containers running in the runtime.
+	// RunningPods returns the pods with a ready sandbox in the runtime, and their running containers.
 	RunningPods(ctx context.Context) ([]*v1.Pod, error)
 	// Container returns a pod and the latest attempt of one of its containers or, with previous, the one
 	// before. uid may be empty.
@@ -90,7 +90,8 @@ type Config struct {
 	// queries there.
 	NodeLogs     string
 	NodeLogQuery bool
-	// NoDebug disables logs and all access to containers. NoProfiling disables profiles.
+	// NoDebug disables logs, profiles, the change of the log level, and all access to containers except
+	// checkpoints. NoProfiling disables profiles.
 	NoDebug, NoProfiling bool
 	// Flags are the kubelet's command line flags. It may be nil.
 	Flags zpages.Flags
@@ -242,7 +243,8 @@ func (s *Server) handler() http.Handler {
 	return s.authenticated(mux)
 }
 
-// debug adds the endpoints that access containers, node logs, profiles and the log level to mux.
+// debug adds the endpoints that access containers, node logs, profiles and the log level to mux. Node logs,
+// profiles and the log level are omitted if the configuration disables them.
 func (s *Server) debug(mux *http.ServeMux) {
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
 	for _, at := range []string{"/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"} {
@@ -332,7 +334,9 @@ func fail(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), code)
 }
 
-// logs serves /containerLogs, which the API server calls for `kubectl logs`.
+// logs serves /containerLogs, which the API server calls for `kubectl logs`. It responds with status 404 for a
+// pod or container that does not exist, 400 for a container without logs, and 422 for invalid parameters. An
+// error after the first output is not reported.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	o, previous, stream, err := logOptions(r.URL.Query(), time.Now())
 	if err != nil {
@@ -401,7 +405,8 @@ func (f *flushing) orNil() interface{ Write([]byte) (int, error) } {
 }
 
 // logOptions parses the parameters of a log request. previous requests the log of the attempt before the
-// latest. stream is "All", "Stdout" or "Stderr". now is the reference of sinceSeconds.
+// latest. stream is "All", "Stdout" or "Stderr". now is the reference of sinceSeconds. Invalid values are an
+// error, and so is tailLines with a single stream.
 func logOptions(q url.Values, now time.Time) (o podlogs.Options, previous bool, stream string, err error) {
 	o.Tail = -1
 	flag := func(name string) bool {
@@ -454,7 +459,8 @@ func logOptions(q url.Values, now time.Time) (o podlogs.Options, previous bool, 
 	return o, previous, stream, err
 }
 
-// run serves /run: it runs a command in a container and responds with its output.
+// run serves /run: it runs the command in the parameter cmd, split at spaces, in a container, and responds with
+// its output.
 func (s *Server) run(w http.ResponseWriter, r *http.Request) {
 	_, c, err := s.cfg.Backend.Container(r.PathValue("namespace"), r.PathValue("pod"), types.UID(r.PathValue("uid")), r.PathValue("container"), false)
 	if err != nil {

@@ -49,7 +49,8 @@ func (s *Server) stream(attach bool) http.HandlerFunc {
 }
 
 // streamOptions parses the requested command and streams, with the parameters of the API ("stdin") or of the
-// kubelet ("input"). It returns false if no stream is requested.
+// kubelet ("input"). With a terminal, stderr is ignored, because a terminal has a single output. It returns
+// false if no stream is requested.
 func streamOptions(q url.Values) (StreamOptions, bool) {
 	flag := func(names ...string) bool {
 		for _, n := range names {
@@ -73,7 +74,8 @@ func streamOptions(q url.Values) (StreamOptions, bool) {
 	return o, o.Stdin || o.Stdout || o.Stderr
 }
 
-// portForward serves port-forward by proxying the client's connection to the streaming server of the runtime.
+// portForward serves port-forward by proxying the client's connection to the streaming server of the runtime. A
+// port that is not valid gets status 400.
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 	var ports []int32
 	for _, v := range append(r.URL.Query()["port"], r.URL.Query()["ports"]...) {
@@ -95,7 +97,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 }
 
 // proxy proxies the client's connection to the URL at of the runtime's streaming server, regardless of the
-// protocol. Idle connections are closed after StreamIdle.
+// protocol. Idle connections are closed after StreamIdle, unless it is 0.
 func (s *Server) proxy(w http.ResponseWriter, r *http.Request, at *url.URL) {
 	h := upgradeproxy.NewHandler(at, http.DefaultTransport, false, true, responder{})
 	h.UseLocationHost = true
@@ -131,7 +133,7 @@ type idleConn struct {
 	extended atomic.Int64 // time of the last extension, in Unix nanoseconds
 }
 
-// extendDeadline sets the deadline of the connection to idle from now.
+// extendDeadline sets the deadline of the connection to idle from now, at most once in a hundredth of idle.
 func (c *idleConn) extendDeadline() {
 	// Extend it only after a hundredth of the timeout.
 	now := time.Now()

@@ -86,7 +86,8 @@ func (m *Metrics) PodRunning(after time.Duration) {
 }
 
 // PodStarted records how long a pod took from its creation until the API reported all its containers as
-// started. idle is the part for image pulls and init containers, which is excluded from the SLI.
+// started. idle is the part for image pulls and init containers, which is excluded from the SLI. A pod with
+// external storage is excluded from the SLI as a whole.
 func (m *Metrics) PodStarted(pod *v1.Pod, total, idle time.Duration) {
 	if m == nil {
 		return
@@ -120,7 +121,8 @@ func (m *Metrics) StatusSynced(took time.Duration) {
 	}
 }
 
-// PodStarting counts an attempt to create a pod's sandbox. err is its result.
+// PodStarting counts an attempt to create a pod's sandbox, and separately also one of a pod with a user
+// namespace. err is its result.
 func (m *Metrics) PodStarting(pod *v1.Pod, err error) {
 	if m == nil {
 		return

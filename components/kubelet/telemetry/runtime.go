@@ -61,7 +61,7 @@ func (m *Metrics) PodRelisted(took time.Duration) {
 }
 
 // EventReceived records an event of the runtime and its delay. happened is the time of the event; zero means
-// unknown.
+// unknown. A time in the future is not recorded as a delay.
 func (m *Metrics) EventReceived(happened time.Time) {
 	if m == nil {
 		return

@@ -98,8 +98,8 @@ func (r *Runtime) Pin(image string, pinned bool) {
 // Client returns a CRI client whose calls the fake runtime handles directly.
 func (r *Runtime) Client() *cri.Client { return &cri.Client{Runtime: r, Images: r} }
 
-// Fail makes calls of the CRI method, such as "StartContainer", fail with err until Fail is called with nil. It has
-// no effect on methods whose implementation neither calls recordCall nor reads r.failing.
+// Fail makes calls of the CRI method, such as "StartContainer", fail with err until Fail is called with nil.
+// Methods that cannot fail on request, such as StopContainer, ListContainers and ContainerStatus, ignore it.
 func (r *Runtime) Fail(method string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -140,7 +140,8 @@ func (r *Runtime) find(name string) *container {
 	return found
 }
 
-// Exit makes the newest container of that name exit with the exit code.
+// Exit makes the newest container of that name exit with the exit code. It does nothing if there is none or it
+// has exited.
 func (r *Runtime) Exit(name string, code int32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -344,8 +345,9 @@ func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateConta
 	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
 }
 
-// StartContainer records the call and starts a created container. If Fail has set an error, the container
-// exits with code 128 and the reason StartError, as with a real runtime.
+// StartContainer records the call and starts a created container. If Fail has set an error, the container exits
+// with code 128 and the reason StartError, as with a real runtime. A container that does not exist or is in
+// another state is an error.
 func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContainerRequest, _ ...grpc.CallOption) (*runtimeapi.StartContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -369,7 +371,8 @@ func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContain
 }
 
 // StopContainer records the call and makes a container exit with code 137. If Stubborn is set, the container
-// exits only after the timeout of the request.
+// exits only after the timeout of the request. A container that does not exist is an error with the code
+// NotFound.
 func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest, _ ...grpc.CallOption) (*runtimeapi.StopContainerResponse, error) {
 	r.mu.Lock()
 	c := r.containers[req.ContainerId]

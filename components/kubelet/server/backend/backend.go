@@ -112,7 +112,8 @@ func (b *Backend) RunningPods(ctx context.Context) ([]*v1.Pod, error) {
 	return out, nil
 }
 
-// Container returns a pod and the state of one of its containers, with the absolute path of its log.
+// Container returns a pod and the state of one of its containers, with the absolute path of its log. The error
+// wraps server.ErrNotFound if there is no such pod or container.
 func (b *Backend) Container(namespace, pod string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
 	p, c, err := b.cfg.Pods.Container(namespace, pod, uid, container, previous)
 	if err == nil && c.LogPath != "" && !filepath.IsAbs(c.LogPath) {
@@ -178,7 +179,8 @@ func (b *Backend) PortForward(ctx context.Context, namespace, pod string, uid ty
 	return url.Parse(resp.Url)
 }
 
-// Run runs a command in a container and returns its output. An exit code other than 0 is an error.
+// Run runs a command in a container, without a timeout, and returns its output. An exit code other than 0 is an
+// error.
 func (b *Backend) Run(ctx context.Context, id string, cmd []string) ([]byte, error) {
 	code, out, err := b.cfg.Exec(ctx, id, cmd, 0)
 	if err != nil {
@@ -209,7 +211,8 @@ func (b *Backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 // Configz returns the effective configuration for /configz.
 func (b *Backend) Configz() any { return b.cfg.Configz() }
 
-// Healthy returns an error until the pod workers can start pods. The server reports it at /healthz.
+// Healthy returns an error until the pod workers have received events of the runtime for the first time. The
+// server reports it at /healthz.
 func (b *Backend) Healthy() error { return b.cfg.Workers.Healthy() }
 
 // Metrics returns the gatherer of the metrics at the path which, or nil if there is none.

@@ -77,7 +77,8 @@ func Queries(dir string, journal Journal) http.Handler {
 }
 
 // write writes the logs of the services of the query to w: from the journal if it has a unit of that name,
-// otherwise from a file below root. Errors are written to w.
+// otherwise from a file below root. Without a journal, all services are looked up as files. Files cannot be
+// filtered: with options, an error is written instead. Errors are written to w.
 func (q *query) write(ctx context.Context, w io.Writer, root *os.Root, journal Journal) {
 	var native, filed []string
 	var units strings.Builder
@@ -111,8 +112,8 @@ func (q *query) write(ctx context.Context, w io.Writer, root *os.Root, journal J
 	}
 }
 
-// copyFile writes the first existing file of names below root to w. It returns fs.ErrNotExist if there is
-// none.
+// copyFile writes the first of names that is an existing file below root to w, until ctx is done. It returns
+// fs.ErrNotExist if there is none.
 func copyFile(ctx context.Context, w io.Writer, root *os.Root, names ...string) error {
 	for _, name := range names {
 		info, err := root.Stat(name)

@@ -43,7 +43,8 @@ type options struct {
 // any reports whether an option is set.
 func (o options) any() bool { return o != options{} }
 
-// parse returns the query that the parameters of a request specify, or nil if there are none of a query.
+// parse returns the query that the parameters of a request specify, or nil if there are none of a query. A time
+// or number that cannot be parsed and an empty query are errors.
 func parse(values url.Values) (*query, error) {
 	var q query
 	var errs field.ErrorList
@@ -150,7 +151,8 @@ func relativePath(file string) string {
 	return file
 }
 
-// safe returns an error if the name of a service is too long or has unsafe characters.
+// safe returns an error if the name of a service, which becomes an argument of a command, is too long or has
+// unsafe characters.
 func safe(service string) error {
 	if len(service) > maxServiceLength {
 		return fmt.Errorf("length must be less than %d", maxServiceLength)

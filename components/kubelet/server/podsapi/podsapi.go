@@ -158,7 +158,8 @@ func marshal(pod *v1.Pod) ([]byte, error) {
 	return data, nil
 }
 
-// ListPods returns all pods of the node. It implements api.PodsServer.
+// ListPods returns all pods of the node, or an error with the code FailedPrecondition until all sources have
+// delivered their pods. It implements api.PodsServer.
 func (s *Server) ListPods(context.Context, *api.ListPodsRequest) (*api.ListPodsResponse, error) {
 	all, err := s.pods()
 	if err != nil {
@@ -175,8 +176,8 @@ func (s *Server) ListPods(context.Context, *api.ListPodsRequest) (*api.ListPodsR
 	return out, nil
 }
 
-// GetPod returns the pod with the UID of the request, or an error with the code NotFound. It implements
-// api.PodsServer.
+// GetPod returns the pod with the UID of the request, or an error with the code NotFound, or FailedPrecondition
+// until all sources have delivered their pods. It implements api.PodsServer.
 func (s *Server) GetPod(_ context.Context, r *api.GetPodRequest) (*api.GetPodResponse, error) {
 	all, err := s.pods()
 	if err != nil {
@@ -196,7 +197,8 @@ func (s *Server) GetPod(_ context.Context, r *api.GetPodRequest) (*api.GetPodRes
 }
 
 // WatchPods sends all pods, then an event that the list is complete, and then changes until the client
-// disconnects or is too slow. It implements api.PodsServer.
+// disconnects or is too slow. Until all sources have delivered their pods it returns an error with the code
+// FailedPrecondition. It implements api.PodsServer.
 func (s *Server) WatchPods(_ *api.WatchPodsRequest, stream api.Pods_WatchPodsServer) error {
 	if !s.cfg.Known() {
 		return status.Error(codes.FailedPrecondition, "Kubelet is initializing")
