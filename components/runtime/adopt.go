@@ -112,10 +112,11 @@ func (ss *sandboxService) adopt(rec *sandboxRecord) {
 	ss.watch(s)
 }
 
-// adopt adds the container with the record rec, which the previous runtime process has created, to the inventory. If
-// the container's process still runs, adopt reopens its log and streams. A container that was running but has no
-// process any more becomes exited with reason Unknown, because its exit code is lost. A container in phase creating is
-// removed instead.
+// adopt adds the container with the record rec, which the previous runtime process has created, to the
+// inventory. If the container's process still runs, adopt reopens its log and streams. A container that was
+// running but has no process any more becomes exited with reason Unknown, because its exit code is lost; so
+// does a container that was created but not started before a reboot, and one whose interrupted start can
+// neither be continued nor undone. A container in phase creating is removed instead.
 func (cs *containerService) adopt(rec *containerRecord) {
 	c := &containerState{id: rec.ID, sandbox: rec.Sandbox, dir: cs.containerDir(rec.ID), record: *rec}
 	if rec.Phase == phaseCreating {
@@ -152,11 +153,11 @@ func (cs *containerService) adopt(rec *containerRecord) {
 	cs.recordLostExit(c)
 }
 
-// resume continues with a container whose start was interrupted because the previous runtime process was killed. If its
-// program runs, the container becomes running. If its program was not executed yet, the start is undone, so that the
-// kubelet can start the container again. In both cases resume returns true. It returns false if the state is unknown or
-// if the container has a terminal or stdin, which were lost with the previous process; the caller then terminates the
-// container.
+// resume continues with a container whose start was interrupted because the previous runtime process was
+// killed. If its program runs, the container becomes running. If its program was not executed yet, the start is
+// undone, so that the kubelet can start the container again. In both cases resume returns true. It returns
+// false if that fails, if the state is unknown, or if the container has a terminal or stdin, which were lost
+// with the previous process; the caller then terminates the container.
 func (cs *containerService) resume(c *containerState) bool {
 	rec := c.get()
 	h, progress := cs.engines.of(rec).Resume(c.id)

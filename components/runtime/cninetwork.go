@@ -125,9 +125,10 @@ func (pn *podNetwork) detachCNI(ctx context.Context, s *sandboxState) error {
 	return nil
 }
 
-// reconcileCNI is called once after start if CNI plugins are configured. The previous runtime process may have been
-// killed at any time, so it runs CNI CHECK for each adopted pod, and CNI GC to release the network attachments of
-// deleted pods. Failures are only logged.
+// reconcileCNI is called once after start. It does nothing unless a valid CNI configuration exists. The
+// previous runtime process may have been killed at any time, so it runs CNI CHECK for each adopted pod that CNI
+// plugins have connected, and CNI GC to release the network attachments of deleted pods. Failures are only
+// logged.
 func (pn *podNetwork) reconcileCNI(ctx context.Context) {
 	n, err := pn.external()
 	if err != nil || n == nil {

@@ -44,10 +44,10 @@ func (b *specBuilder) mountRoot(c *containerState, pod sandboxRecord) error {
 	return overlay.Mount()
 }
 
-// resolveMounts returns the mounts of the container's CRI configuration with a host directory as the source of each.
-// Image volumes are mounted on the host first, unless again is true, which means that an earlier call for the same
-// container has done it. If the root is read-only, writable directories are added for the volumes that the image
-// declares. config is the configuration of the container's image.
+// resolveMounts returns the mounts of the container's CRI configuration with a host directory as the source of
+// each. Image volumes, which must be read-only, are mounted on the host first, unless again is true, which
+// means that an earlier call for the same container has done it. If the root is read-only, writable directories
+// are added for the volumes that the image declares. config is the configuration of the container's image.
 func (b *specBuilder) resolveMounts(c *containerState, pod sandboxRecord, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	covered := map[string]bool{}

@@ -23,13 +23,14 @@ func favorsDynamicCgroups(cgroups *cgroup.Manager, slow bool) bool {
 	return !slow && !cgroups.Unified()
 }
 
-// favorDynamicCgroups makes the kernel move processes between cgroups faster. By default, each move
-// waits for an RCU grace period (6 to 27 ms measured), and a pod start has several of them. With
-// the mount option favordynmods a move takes 0.5 ms, while a fork takes some nanoseconds longer.
+// favorDynamicCgroups makes the kernel move processes between cgroups faster. By default, each move waits for
+// an RCU grace period (6 to 27 ms measured), and a pod start has several of them. With the mount option
+// favordynmods a move takes 0.5 ms, while a fork takes some nanoseconds longer.
 //
-// The option belongs to a hierarchy but its effect is global. So an empty hierarchy that is not
-// mounted anywhere enables it without affecting other mounts. The hierarchy disappears when the
-// returned file is closed; kernels from 6.18 on keep the setting until the next boot.
+// The option belongs to a hierarchy but its effect is global. So an empty hierarchy that is not mounted
+// anywhere enables it without affecting other mounts. The hierarchy disappears when the returned file is
+// closed; kernels from 6.18 on keep the setting until the next boot. It returns an error on kernels before 6.0,
+// which do not have the option.
 //
 // https://docs.kernel.org/admin-guide/cgroup-v2.html#mounting
 func favorDynamicCgroups() (*os.File, error) {

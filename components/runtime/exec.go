@@ -58,8 +58,9 @@ func (s *streamRunner) runningContainer(id string) (*containerState, *liveContai
 	return c, live, nil
 }
 
-// ExecSync runs a command in a container, for example an exec probe, and returns its output and exit code. A command
-// that exceeds the timeout is killed, and the error has the code DeadlineExceeded.
+// ExecSync runs a command in a container, for example an exec probe, and returns its output and exit code. A
+// command that exceeds the timeout is killed, and the error has the code DeadlineExceeded. A timeout of 0 means
+// none.
 func (ss *streamService) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
 	if len(req.GetCmd()) == 0 {
 		return nil, errors.New("failed to exec in container: no command")

@@ -113,7 +113,7 @@ func (is *imageService) freeSpace(err error) {
 		return
 	}
 	if err := is.images.CollectPending(is.inventory.layerUsed); err != nil {
-		is.log.Warn("removing unused image layers failed; they use disk space until the next start of the container runtime at the latest", "err", err)
+		is.log.Warn("removing unused image layers failed; they use disk space until the container runtime removes them, at its next start at the latest", "err", err)
 	}
 }
 
@@ -131,7 +131,7 @@ func (is *imageService) RemoveImage(_ context.Context, req *runtimeapi.RemoveIma
 // left.
 func (is *imageService) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
 	if err := is.images.CollectPending(is.inventory.layerUsed); err != nil {
-		is.log.Warn("removing unused image layers failed; they use disk space until the next start of the container runtime at the latest", "err", err)
+		is.log.Warn("removing unused image layers failed; they use disk space until the container runtime removes them, at its next start at the latest", "err", err)
 	}
 	now := time.Now().UnixNano()
 	usage, err := is.images.Usage()

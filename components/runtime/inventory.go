@@ -37,7 +37,7 @@ func (inv *inventory) findSandbox(id string) (*sandboxState, error) {
 }
 
 // findContainer returns the container with an ID, which may be abbreviated to an unambiguous prefix. It returns
-// errNotFound if there is none.
+// errNotFound if there is none, and another error if the prefix is ambiguous.
 func (inv *inventory) findContainer(id string) (*containerState, error) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -240,8 +240,9 @@ func (inv *inventory) release(kind, name string) {
 	}
 }
 
-// find returns the object in all with this ID, or with an ID of which id is an unambiguous prefix. what is the kind of
-// object in error messages. It returns errNotFound if there is none. The caller must hold the lock that guards all.
+// find returns the object in all with this ID, or with an ID of which id is an unambiguous prefix. what is the
+// kind of object in error messages. It returns errNotFound if there is none, and another error if several IDs
+// have the prefix. The caller must hold the lock that guards all.
 func find[S any](what string, all map[string]*S, id string) (*S, error) {
 	if s := all[id]; s != nil {
 		return s, nil

@@ -168,8 +168,8 @@ func (cs *containerService) start(c *containerState, pod sandboxRecord) (err err
 	return nil
 }
 
-// watch starts copying a running container's output to its log, and waits in the background for the exit of its process
-// to call handleExit.
+// watch starts copying a running container's output to its log, and waits in the background for the exit of its
+// process to call handleExit, unless the runtime stops before.
 func (cs *containerService) watch(c *containerState, live *liveContainer) {
 	c.mu.Lock()
 	c.live = live
@@ -194,9 +194,10 @@ func (cs *containerService) watch(c *containerState, live *liveContainer) {
 // it takes longer only if another process has inherited the streams and keeps them open.
 const drainTimeout = 2 * time.Second
 
-// handleExit is called when the first process of a container has exited with the status how. It kills the container's
-// other processes, waits for the remaining output, records the exit, wakes waiters on live.exited and emits an event.
-// Then it deletes the cgroup and the mounts. The container stays in the inventory until RemoveContainer.
+// handleExit is called when the first process of a container has exited with the status how. It kills the
+// container's other processes, unless the kernel has because the container had its own PID namespace, waits for
+// the remaining output, records the exit, wakes waiters on live.exited and emits an event. Then it deletes the
+// cgroup and the mounts. The container stays in the inventory until RemoveContainer.
 func (cs *containerService) handleExit(c *containerState, live *liveContainer, how process.Status) {
 	rec := c.get()
 	now := time.Now().UnixNano()
@@ -270,8 +271,10 @@ func (cs *containerService) StopContainer(ctx context.Context, req *runtimeapi.S
 // waits for a disk or network file system exits late.
 const killTimeout = 2 * time.Minute
 
-// stop implements StopContainer for a container. It also waits for a start in progress, so the container does not run
-// after stop has returned nil, unless it is started again.
+// stop implements StopContainer for a container: it sends the stop signal and, after timeout or immediately if
+// that is 0, SIGKILL. It returns an error if the container does not exit within killTimeout after that. It also
+// waits for a start in progress, so the container does not run after stop has returned nil, unless it is
+// started again.
 func (cs *containerService) stop(ctx context.Context, c *containerState, timeout time.Duration) error {
 	live := c.running()
 	if live == nil {

@@ -81,7 +81,7 @@ func (ss *sandboxService) RunPodSandbox(ctx context.Context, req *runtimeapi.Run
 	if err := ss.setUp(ctx, s, external); err != nil {
 		// Clean up even if the client has disconnected.
 		if undoErr := ss.tearDown(context.WithoutCancel(ctx), s); undoErr != nil {
-			ss.log.Warn("cleanup after failed creation of pod sandbox failed; its processes or cgroup may remain until the next reboot, the kubelet creates another sandbox for the pod", "podSandboxID", id, "err", undoErr)
+			ss.log.Warn("cleanup after failed creation of pod sandbox failed; its processes or cgroup may remain until the next reboot, no retry; the kubelet creates another sandbox for the pod", "podSandboxID", id, "err", undoErr)
 		}
 		_ = os.RemoveAll(ss.sandboxDir(id))
 		ss.selinux.Release(labels)

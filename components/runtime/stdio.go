@@ -238,7 +238,7 @@ func (sf *stdioFiles) keepOutput(c *containerState) {
 		s.keep.Unlock()
 	}
 	if err != nil {
-		sf.log.Warn("keeping output of container open across restarts of the container runtime failed; its output is logged, but output is lost when the container runtime restarts", "containerID", c.id, "err", err)
+		sf.log.Warn("keeping output of container open across restarts of the container runtime failed; its output is logged, but if the container exits while the container runtime is not running, its last output is lost, no retry", "containerID", c.id, "err", err)
 	}
 }
 
@@ -300,8 +300,9 @@ func (sf *stdioFiles) awaitOutput(live *liveContainer) bool {
 	}
 }
 
-// drainOutput writes the output that an exited container has left in its FIFOs and spools to its log. It is called for
-// an adopted container, because the previous runtime process was stopped or killed before all output was written.
+// drainOutput writes the output that an exited container has left in its FIFOs and spools to its log. It is
+// called for an adopted container, because the previous runtime process was stopped or killed before all output
+// was written. It does nothing if nothing is left or the machine was rebooted since.
 func (sf *stdioFiles) drainOutput(c *containerState) {
 	if rec := c.get(); rec.Boot != sf.boot || !sf.hasOutput(c) && !runs(rec.Holder) {
 		return

@@ -49,8 +49,8 @@ func userNS(config *runtimeapi.PodSandboxConfig) (*sandbox.UserNS, error) {
 	return &sandbox.UserNS{HostUID: uid, HostGID: gid, Length: length}, nil
 }
 
-// singleMapping returns the first host ID and the length of the only mapping in list. what is "user" or "group", for
-// error messages.
+// singleMapping returns the first host ID and the length of the only mapping in list, which must begin with ID
+// 0 of the pod; anything else is an error. what is "user" or "group", for error messages.
 func singleMapping(what string, list []*runtimeapi.IDMapping) (host, length int, err error) {
 	if len(list) != 1 {
 		return 0, 0, fmt.Errorf("only one mapping of %s IDs is supported, not %d", what, len(list))

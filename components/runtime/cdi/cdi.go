@@ -77,10 +77,11 @@ type device struct {
 	Edits Edits  `json:"containerEdits"`
 }
 
-// Resolve returns the combined edits of the devices with these names, each of the form vendor/class=device. It reads
-// the CDI files in dirs, of which later directories take precedence, or in /etc/cdi and /var/run/cdi if dirs is empty.
-// It returns an error if a device is not defined or if two files of the same directory define it. Invalid files are
-// ignored if all devices are found in other files; otherwise they are part of the error.
+// Resolve returns the combined edits of the devices with these names, each of the form vendor/class=device. It
+// reads the CDI files in dirs, of which later directories take precedence, or in /etc/cdi and /var/run/cdi if
+// dirs is empty. It returns an error if a name does not have this form, if a device is not defined or if two
+// files of the same directory define it. Invalid files are ignored if all devices are found in other files;
+// otherwise they are part of the error.
 func Resolve(names, dirs []string) (Edits, error) {
 	var all Edits
 	if len(names) == 0 {
@@ -150,7 +151,8 @@ func (e *Edits) add(o Edits) {
 	e.AdditionalGIDs = append(e.AdditionalGIDs, o.AdditionalGIDs...)
 }
 
-// load reads all CDI files in dirs. The error contains files that are invalid; the result contains the others.
+// load reads all CDI files, *.json and *.yaml, in dirs; those of later directories have priority. The error
+// contains files that are invalid; the result contains the others. A directory that does not exist is ignored.
 func load(dirs []string) ([]*file, error) {
 	var files []*file
 	var bad []error
@@ -179,7 +181,7 @@ func load(dirs []string) ([]*file, error) {
 	return files, errors.Join(bad...)
 }
 
-// read reads and parses a CDI file.
+// read reads and parses a CDI file. It returns an error if the file is not valid or larger than maxFileSize.
 func read(path string) (*file, error) {
 	in, err := os.Open(path)
 	if err != nil {

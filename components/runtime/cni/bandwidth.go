@@ -49,8 +49,8 @@ func BandwidthOf(annotations map[string]string) (Bandwidth, error) {
 	return b, nil
 }
 
-// Capability returns the limits as arguments of the capability "bandwidth" for CNI plugins, or nil if there is no
-// limit.
+// Capability returns the limits as arguments of the capability "bandwidth" for CNI plugins, without a limit of
+// bursts, or nil if there is no limit.
 func (b Bandwidth) Capability() map[string]any {
 	if b == (Bandwidth{}) {
 		return nil

@@ -84,7 +84,8 @@ func (p *Plugins) Configured() (*Network, error) {
 	return nil, errors.Join(errs...)
 }
 
-// load reads a configuration file with a list of plugins, or with a single plugin.
+// load reads a configuration file with a list of plugins, or with a single plugin. It returns an error if it is
+// neither.
 func load(file string) (*Network, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -185,15 +186,17 @@ func (p *Plugins) Check(ctx context.Context, n *Network, pod Pod) error {
 	return p.cni.CheckNetworkList(ctx, n.list, pod.runtime())
 }
 
-// Status runs the CNI STATUS command, which returns an error if the plugins are not ready to connect pods.
+// Status runs the CNI STATUS command, which returns an error if the plugins are not ready to connect pods. It
+// does nothing if the CNI version of the configuration is below 1.1.0.
 func (p *Plugins) Status(ctx context.Context, n *Network) error {
 	return p.cni.GetStatusNetworkList(ctx, n.list)
 }
 
-// GC runs the CNI GC command, which releases the network attachments of pods that do not exist any more. alive returns
-// the IDs of the sandboxes to keep; it is called while Add is blocked. Plugins track attachments per machine and
-// release all that are not listed as valid, so GC also lists those in the caches of other runtimes. If other runtimes
-// with unknown cache directories use the same network, its configuration must set disableGC.
+// GC runs the CNI GC command, which releases the network attachments of pods that do not exist any more. It
+// does nothing if the configuration sets disableGC. alive returns the IDs of the sandboxes to keep; it is
+// called while Add is blocked. Plugins track attachments per machine and release all that are not listed as
+// valid, so GC also lists those in the caches of other runtimes. If other runtimes with unknown cache
+// directories use the same network, its configuration must set disableGC.
 //
 // https://www.cni.dev/docs/spec/#gc-clean-up-any-stale-resources
 func (p *Plugins) GC(ctx context.Context, n *Network, alive func() []string) error {
@@ -211,7 +214,8 @@ func (p *Plugins) GC(ctx context.Context, n *Network, alive func() []string) err
 	return p.cni.GCNetworkList(ctx, n.list, args)
 }
 
-// otherAttachments returns the attachments to the network n in the cache directories of other runtimes.
+// otherAttachments returns the attachments to the network n in the cache directories of other runtimes. One
+// that cannot be read is an error.
 func (p *Plugins) otherAttachments(n *Network) ([]types.GCAttachment, error) {
 	var out []types.GCAttachment
 	for _, pattern := range p.otherCaches {

@@ -76,8 +76,9 @@ func applyCDI(in Input, spec *specs.Spec) error {
 	return nil
 }
 
-// addDeviceNode adds a device node of a CDI device to spec and allows access to it. Properties that the CDI file does
-// not set are those of the device on the host.
+// addDeviceNode adds a device node of a CDI device to spec and allows access to it. The type, numbers and mode
+// that the CDI file does not set are those of the device on the host; the owner is then the user of the
+// container. It returns an error if the host has no such device or its type differs.
 func addDeviceNode(in Input, node cdi.DeviceNode, spec *specs.Spec) error {
 	device := specs.LinuxDevice{Path: node.Path, Type: node.Type, Major: node.Major, Minor: node.Minor, UID: node.UID, GID: node.GID}
 	if node.FileMode != nil {

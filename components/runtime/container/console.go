@@ -38,7 +38,8 @@ func (s *socketPair) receive() (*os.File, error) {
 	return terminalOf(oob[:n])
 }
 
-// terminalOf returns the terminal whose file descriptor is in the control message oob, in non-blocking mode.
+// terminalOf returns the terminal whose file descriptor is in the control message oob, in non-blocking mode. It
+// returns an error if the message has none.
 func terminalOf(oob []byte) (*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

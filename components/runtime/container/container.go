@@ -298,8 +298,9 @@ func newProcess(p *specs.Process, init bool, filter *os.File) *libcontainer.Proc
 	return out
 }
 
-// start starts p by calling run, and connects it to a new terminal if how requests one, or else to the streams io. It
-// returns the process with the terminal.
+// start starts p by calling run, and connects it to a new terminal if how requests one, or else to the streams
+// io. It returns the process with the terminal. If the terminal cannot be received, it kills the process and
+// returns an error.
 func (r *Runner) start(p *libcontainer.Process, how *specs.Process, io IO, run func(*libcontainer.Process) error) (*Running, error) {
 	var consoles *socketPair
 	if how.Terminal {
@@ -363,8 +364,9 @@ type ExecOptions struct {
 	IO       IO
 }
 
-// Exec starts another process in the running container with this ID. The process has the user, environment and security
-// settings of the container's first process.
+// Exec starts another process in the running container with this ID. The process has the user, environment and
+// security settings of the container's first process. With a terminal, TERM is set to xterm unless the
+// environment has it.
 func (r *Runner) Exec(id string, o ExecOptions) (*Running, error) {
 	how, filter, err := r.loadProcess(id)
 	if err != nil {
@@ -392,8 +394,8 @@ func hasVariable(env []string, name string) bool {
 	return false
 }
 
-// Update changes the resource limits of the running container with this ID. Zero values in resources leave a limit
-// unchanged.
+// Update changes the resource limits of the running container with this ID. Zero values in resources leave a
+// limit unchanged. A new memory limit also replaces the swap limit.
 func (r *Runner) Update(id string, resources *runtimeapi.LinuxContainerResources) error {
 	c, err := libcontainer.Load(r.State, id)
 	if err != nil {

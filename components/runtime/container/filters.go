@@ -52,8 +52,9 @@ type compiledFilter struct {
 	file *os.File
 }
 
-// get returns the compiled seccomp profile of spec. It compiles only the default profile. It returns nil if spec has no
-// profile or another one, which libcontainer must then compile.
+// get returns the compiled seccomp profile of spec. It compiles only the default profile, and keeps the result
+// for other containers. It returns nil if spec has no profile, another one, or one that cannot be compiled
+// here, which libcontainer must then compile.
 func (c *filterCache) get(spec *specs.Spec) (*compiledFilter, error) {
 	profile := spec.Linux.Seccomp
 	if profile == nil {

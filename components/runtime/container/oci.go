@@ -60,7 +60,7 @@ func (o *OCI) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// call runs a command of the OCI runtime and waits until it exits.
+// call runs a command of the OCI runtime and waits until it exits. It is killed after callTimeout.
 func (o *OCI) call(args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
@@ -96,7 +96,8 @@ func (o *OCI) finish(cmd *exec.Cmd, what string) error {
 // Prepare does nothing, because the OCI runtime creates what it needs.
 func (o *OCI) Prepare(string) error { return nil }
 
-// Start creates the container and starts its first process.
+// Start creates the container and starts its first process. After an error, nothing of the container runs, and
+// the OCI runtime has deleted it.
 func (o *OCI) Start(id string, spec *specs.Spec, io IO) (running *Running, err error) {
 	dir := o.bundle(id)
 	if err := os.MkdirAll(dir, 0o711); err != nil {
@@ -231,9 +232,9 @@ func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	return running, nil
 }
 
-// innerProcess waits until the OCI runtime has written the PID of an exec process to pidFile, and opens the process.
-// done is closed when the command of the OCI runtime exits. If that happens first, or the process has exited already,
-// innerProcess returns nil.
+// innerProcess waits until the OCI runtime has written the PID of an exec process to pidFile, and opens the
+// process. done is closed when the command of the OCI runtime exits. If that happens first, or the process has
+// exited already, innerProcess returns nil. After callTimeout it returns an error.
 func innerProcess(pidFile string, done <-chan struct{}) (*process.Handle, error) {
 	// The OCI runtime only writes a file, without notification.
 	ticker := time.NewTicker(2 * time.Millisecond)

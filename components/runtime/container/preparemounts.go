@@ -15,11 +15,12 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// prepareMounts creates the container's mount namespace before the container is started, because this is faster than in
-// libcontainer. It changes config so that libcontainer joins the namespace. The caller must keep the returned file open
-// until libcontainer has joined. proc is true if a pre-started process will mount /proc. prepareMounts returns nil
-// without an error if it does not support the container's settings or if creating the namespace fails; libcontainer
-// then creates the namespace and reports errors.
+// prepareMounts creates the container's mount namespace before the container is started, because this is faster
+// than in libcontainer. It changes config so that libcontainer joins the namespace. The caller must keep the
+// returned file open until libcontainer has joined. proc is true if a pre-started process will mount /proc.
+// prepareMounts returns nil without an error if it does not support the container's settings or if creating the
+// namespace fails; libcontainer then creates the namespace and reports errors. It returns an error only if the
+// container's cgroups cannot be created.
 func (r *Runner) prepareMounts(spec *specs.Spec, config *configs.Config, proc bool) (*mountspace.Space, error) {
 	if r.Spaces == nil || !supportsPreparedMounts(spec, config) {
 		return nil, nil
@@ -55,9 +56,10 @@ func supportsPreparedMounts(spec *specs.Spec, config *configs.Config) bool {
 		!config.Namespaces.Contains(configs.NEWUSER) && config.Namespaces.IsPrivate(configs.NEWNS) && len(config.Hooks) == 0
 }
 
-// makeCgroups creates the cgroups of a container and returns the cgroup directories to mount in it. With cgroup v1,
-// there is one directory per hierarchy. With cgroup v2, it is the container's cgroup if cgroupNS is true, which means
-// that the container has its own cgroup namespace, and else the root of the hierarchy.
+// makeCgroups creates the cgroups of a container and returns the cgroup directories to mount in it. With cgroup
+// v1, there is one directory per hierarchy. With cgroup v2, it is the container's cgroup if cgroupNS is true,
+// which means that the container has its own cgroup namespace; otherwise it is the root of the hierarchy and no
+// cgroup is created.
 func (r *Runner) makeCgroups(path string, cgroupNS bool) ([]mountspace.Hierarchy, error) {
 	if r.Cgroups.Unified() {
 		if !cgroupNS {

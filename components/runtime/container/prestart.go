@@ -58,7 +58,9 @@ func isSealed() bool {
 	return err == nil && seals&all == all
 }
 
-// fill starts a process in the background. It does nothing if one is ready or being started, or if the pool is closed.
+// fill starts a process in the background. It does nothing if one is ready or being started, if the pool is
+// closed, or if this program does not run from a sealed memfd. If the start fails, the next container starts
+// without a pre-started process.
 func (s *prestartPool) fill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,8 +82,8 @@ func (s *prestartPool) fill() {
 	})
 }
 
-// take removes the pre-started process from the pool and returns it, or nil if none is ready. The caller must close or
-// discard it.
+// take removes the pre-started process from the pool and returns it, or nil if none is ready or it has exited.
+// The caller must close or discard it.
 func (s *prestartPool) take() *prestarted {
 	s.mu.Lock()
 	one := s.ready

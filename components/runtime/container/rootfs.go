@@ -44,8 +44,10 @@ type MappedUsers struct {
 	Dir string
 }
 
-// Mount creates the directories and mounts the overlay at Target. A single layer without a writable directory is
-// bind-mounted read-only, because overlayfs needs two layers. The caller unmounts it with Unmount, also after an error.
+// Mount creates the directories and mounts the overlay at Target. A single layer without a writable directory
+// is bind-mounted read-only, because overlayfs needs two layers; with an SELinux label it is mounted on an
+// empty layer instead, because a bind mount keeps the labels of its source. It returns an error if there are no
+// layers. The caller unmounts it with Unmount, also after an error.
 func (o Overlay) Mount() error {
 	for _, dir := range []string{o.Upper, o.Work, o.Target} {
 		if dir == "" {

@@ -124,9 +124,10 @@ func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.Li
 	return caps, nil
 }
 
-// resolveUser determines the user and groups of a container. The pod's settings take precedence over those of the
-// image. Names are looked up in the passwd and group files of the container's root rootfs. A name that is not found
-// there is an error.
+// resolveUser determines the user and groups of a container. The pod's settings take precedence over those of
+// the image. Names are looked up in the passwd and group files of the container's root rootfs. A name that is
+// not found there is an error, as is a group in the pod's settings without a user. With the policy Merge, the
+// groups of the user in the image are added.
 func resolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityContext, image images.Config) (User, error) {
 	var name string
 	switch {
@@ -175,8 +176,8 @@ func resolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityConte
 	return u, nil
 }
 
-// memberships returns the IDs of the groups of the user uid according to the content of the image's passwd and group
-// files. It returns none if a file is invalid.
+// memberships returns the IDs of the groups of the user uid according to the content of the image's passwd and
+// group files. It returns none if the user is not in passwd or a file is invalid.
 func memberships(passwd, groups io.Reader, uid int64) []int64 {
 	users, err := user.ParsePasswdFilter(passwd, func(u user.User) bool { return int64(u.Uid) == uid })
 	if err != nil || len(users) == 0 {
@@ -326,8 +327,8 @@ func DetectAppArmor(record func(profile string) error) (AppArmor, error) {
 	})
 }
 
-// detectAppArmor implements DetectAppArmor. sys is the sysfs directory. find returns the path of apparmor_parser, or an
-// error if it is not installed.
+// detectAppArmor implements DetectAppArmor. sys is the sysfs directory. find returns the path of
+// apparmor_parser, or an error if it is not installed; the default profile is then not loaded.
 func detectAppArmor(sys string, record func(profile string) error, find func() (string, error)) (AppArmor, error) {
 	enabled, err := os.ReadFile(filepath.Join(sys, "module/apparmor/parameters/enabled"))
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
@@ -353,8 +354,10 @@ func detectAppArmor(sys string, record func(profile string) error, find func() (
 	return host, nil
 }
 
-// profileFor returns the name of the AppArmor profile of a container. It is empty if AppArmor is not enabled or the
-// container has no profile. It returns an error if the container requests a profile that is not loaded.
+// profileFor returns the name of the AppArmor profile of a container: the default profile, unless the container
+// requests another one. It is empty if AppArmor is not enabled or the container has no profile; a privileged
+// container has none unless it requests a profile of the node. It returns an error if the container requests a
+// profile that is not loaded.
 func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool) (string, error) {
 	profile, err := profileOf(security.GetApparmor(), security.GetApparmorProfile()) //nolint:staticcheck // for older clients
 	switch {
@@ -440,8 +443,9 @@ func buildDevices(in Input, privileged bool, spec *specs.Spec) error {
 	return nil
 }
 
-// placeDevice adds a device node to the container. source is the path of the device on the host, device.Path that in
-// the container. A node for the same path is replaced.
+// placeDevice adds a device node to the container. source is the path of the device on the host, device.Path
+// that in the container. A node for the same path is replaced. In a user namespace, a device with another path
+// than on the host is bind-mounted instead.
 func placeDevice(in Input, source string, device specs.LinuxDevice, spec *specs.Spec) {
 	if in.UserNS && source != device.Path {
 		// Device nodes cannot be created in a user namespace. libcontainer bind-mounts the host's
@@ -453,8 +457,9 @@ func placeDevice(in Input, source string, device specs.LinuxDevice, spec *specs.
 	spec.Linux.Devices = append(spec.Linux.Devices, device)
 }
 
-// hostDevices returns the host's device at source, or all devices below source if it is a directory. Their paths in the
-// container are target, or below target. It returns an error if source is another kind of file.
+// hostDevices returns the host's device at source, or all devices below source if it is a directory. Their
+// paths in the container are target, or below target. Directories of /dev in which each container has its own
+// mounts, such as /dev/pts, are skipped. It returns an error if source is another kind of file.
 func hostDevices(source, target string) ([]specs.LinuxDevice, error) {
 	var list []specs.LinuxDevice
 	err := filepath.WalkDir(source, func(file string, entry os.DirEntry, err error) error {

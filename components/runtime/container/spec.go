@@ -216,8 +216,9 @@ func environment(in Input) []string {
 	return env
 }
 
-// buildNamespaces returns the namespaces of a container: those of its sandbox, and its own mount namespace. Depending
-// on the pod, the PID namespace is the container's own, or that of the sandbox, the target container or the host.
+// buildNamespaces returns the namespaces of a container: those of its sandbox, and its own mount namespace.
+// Depending on the pod, the PID namespace is the container's own, or that of the sandbox, the target container
+// or the host. With cgroup v2, a container has its own cgroup namespace unless it is privileged.
 func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContext) []specs.LinuxNamespace {
 	options := security.GetNamespaceOptions()
 	of := func(pid int, kind string) string { return fmt.Sprintf("/proc/%d/ns/%s", pid, kind) }
@@ -249,8 +250,9 @@ func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContex
 	return list
 }
 
-// Resources converts CRI resource limits to those of the OCI specification. unified is true on a host with cgroup v2.
-// Zero values mean no limit. Limits for swap and huge pages are omitted if the host does not support them.
+// Resources converts CRI resource limits to those of the OCI specification. unified is true on a host with
+// cgroup v2. Zero values mean no limit. Without a swap limit, memory and swap together are limited to the
+// memory limit. Limits for swap and huge pages are omitted if the host does not support them.
 func Resources(r *runtimeapi.LinuxContainerResources, unified bool) *specs.LinuxResources {
 	out := &specs.LinuxResources{CPU: &specs.LinuxCPU{}, Memory: &specs.LinuxMemory{}}
 	if r == nil {

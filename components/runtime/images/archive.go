@@ -75,7 +75,8 @@ func (s *Store) ImportFile(ctx context.Context, file string) ([]Imported, error)
 	return s.Import(ctx, f)
 }
 
-// spool unpacks the archive that r contains to the directory of a.
+// spool unpacks the archive that r contains, which may be compressed, to the directory of a. Links are recorded
+// instead of created.
 func (a *archive) spool(ctx context.Context, r io.Reader) error {
 	plain, err := decompress(r)
 	if err != nil {
@@ -122,7 +123,8 @@ func (a *archive) file(name string) string {
 	return filepath.Join(a.dir, hex.EncodeToString(sum[:]))
 }
 
-// open opens a file of the archive by its name. It follows symlinks in the archive.
+// open opens a file of the archive by its name. It follows up to 8 links in the archive. A file that the
+// archive does not have is an error.
 func (a *archive) open(name string) (*os.File, error) {
 	name = clean(name)
 	for range 8 {

@@ -125,6 +125,7 @@ type spaceGuard struct {
 }
 
 const (
+	// guardStep is the number of bytes after which a spaceGuard checks the free space again.
 	guardStep = 4 << 20
 	// maxReserve is the free space to keep on a file system, or 2 % of it if that is less.
 	maxReserve = 256 << 20

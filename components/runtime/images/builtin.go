@@ -108,8 +108,8 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 	return image, nil
 }
 
-// fillBuiltIn creates the files of the built-in image in dir: program, directories, user and group files, and the
-// host's CA certificates.
+// fillBuiltIn creates the files of the built-in image in dir: program, links to it named kubectl and etcdctl,
+// directories, user and group files, and the host's CA certificates, if it has any.
 func fillBuiltIn(dir, program string) error {
 	for name, mode := range map[string]os.FileMode{
 		"tmp": 0o1777 | os.ModeSticky, "etc": 0o755, "etc/ssl": 0o755, "etc/ssl/certs": 0o755,

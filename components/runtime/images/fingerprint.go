@@ -68,7 +68,8 @@ func newInspector(layers *layerStore, log *slog.Logger) *inspector {
 	return &inspector{layers: layers, log: log, inspected: map[string]bool{}, queued: make(chan struct{}, 1)}
 }
 
-// run checks layers in the queue until ctx is done.
+// run checks layers in the queue until ctx is done. A layer that cannot be checked is logged and not checked
+// again.
 func (i *inspector) run(ctx context.Context) {
 	for {
 		select {
@@ -117,8 +118,9 @@ func (i *inspector) next() (layer string, ok bool) {
 	return layer, true
 }
 
-// inspect compares a layer with its fingerprint. A layer that differs or cannot be read is moved aside, so that it is
-// pulled again. Layers without a fingerprint are not checked.
+// inspect compares a layer with its fingerprint. A layer that differs, or whose files the file system reports
+// as corrupt or unreadable, is moved aside, so that it is pulled again. Layers without a fingerprint are not
+// checked. Other errors are returned and change nothing.
 func (i *inspector) inspect(ctx context.Context, layer string) error {
 	want, err := os.ReadFile(i.layers.path("layers", layer, fingerprintFile))
 	if errors.Is(err, fs.ErrNotExist) {

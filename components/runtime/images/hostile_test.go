@@ -86,7 +86,8 @@ func hardLink(name, target string) tar.Header {
 	return tar.Header{Name: name, Typeflag: tar.TypeLink, Linkname: target}
 }
 
-// treeState describes the files below dir: their names, modes, owners, sizes, times and content.
+// treeState describes the files below dir: their names, modes, owners, sizes, times, numbers of links, extended
+// attributes and content.
 func treeState(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder

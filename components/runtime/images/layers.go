@@ -52,8 +52,9 @@ func (l *layerStore) hasAll(image *Image) bool {
 	return !slices.ContainsFunc(image.Layers, func(layer string) bool { return !l.has(layer) })
 }
 
-// has reports whether a layer exists and its directory still has as many entries as when it was created. Fewer mean
-// that files were lost, for example in a file system repair.
+// has reports whether a layer exists and its directory still has as many entries as when it was created. Fewer
+// mean that files were lost, for example in a file system repair. A layer for which no number was recorded only
+// needs to exist.
 func (l *layerStore) has(layer string) bool {
 	info, err := os.Stat(l.filesOf(layer))
 	if err != nil || !info.IsDir() {
@@ -135,8 +136,9 @@ func (l *layerStore) create(ctx context.Context, layer string, durable bool, fil
 	}
 }
 
-// fill creates a layer in a temporary directory and renames it to its final name when it is complete. It replaces a
-// damaged layer of the same name.
+// fill creates a layer in a temporary directory, with the content that the function of the same name writes,
+// and renames it to its final name when it is complete. A durable layer is synced to disk and gets a
+// fingerprint. It replaces a damaged layer of the same name.
 func (l *layerStore) fill(layer string, durable bool, fill func(dir string) error) (err error) {
 	tmp, err := os.MkdirTemp(l.path("tmp"), "layer-")
 	if err != nil {

@@ -127,8 +127,8 @@ func parseRegistries(data []byte) (Registries, error) {
 	return r, nil
 }
 
-// authenticator converts the credentials for the registry client. It returns an error if the field Auth is not base64
-// of "username:password".
+// authenticator converts the credentials for the registry client; empty ones become anonymous access. The field
+// Auth counts only without a user name. It returns an error if it is not base64 of "username:password".
 func (a Auth) authenticator() (authn.Authenticator, error) {
 	c := authn.AuthConfig{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}
 	if a.Auth != "" && c.Username == "" {
@@ -148,8 +148,9 @@ func (a Auth) authenticator() (authn.Authenticator, error) {
 	return authn.FromConfig(c), nil
 }
 
-// MatchesServer reports whether credentials for server may be sent to the registry of the image ref. server is a
-// registry address as in Docker's configuration file; an empty server matches all registries.
+// MatchesServer reports whether credentials for server may be sent to the registry of the image ref. server is
+// a registry address as in Docker's configuration file; an empty server matches all registries. Otherwise it
+// returns false for an invalid ref.
 func MatchesServer(ref, server string) bool {
 	if server == "" {
 		return true
@@ -179,8 +180,9 @@ type endpoint struct {
 	rewrite  []rewriteRule
 }
 
-// endpoints returns the endpoints for images of the registry host, in the order to try them: its mirrors, then the
-// registry itself.
+// endpoints returns the endpoints for images of the registry host, in the order to try them: its mirrors, or
+// else those of "*", then the registry itself. It returns an error if the configuration of the mirrors is not
+// valid.
 func (r Registries) endpoints(host string) ([]endpoint, error) {
 	mirror, ok := r.Mirrors[host]
 	if !ok {
@@ -202,8 +204,8 @@ func (r Registries) endpoints(host string) ([]endpoint, error) {
 	return append(list, endpoint{registry: host, insecure: r.Configs[host].PlainHTTP}), nil
 }
 
-// transport returns an HTTP transport for requests to a host with its TLS settings. The caller must close its idle
-// connections.
+// transport returns an HTTP transport for requests to a host with its TLS settings. It returns an error if a
+// configured certificate cannot be read. The caller must close its idle connections.
 func (r Registries) transport(host string) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -257,8 +259,8 @@ func (s *Store) Pull(ctx context.Context, ref string, auth Auth, registries Regi
 	return image, nil
 }
 
-// pull implements Pull for a normalized reference. It tries the endpoints in order and returns the error of the last
-// one.
+// pull implements Pull for a normalized reference. It tries the endpoints in order until one succeeds or ctx is
+// done, and returns the error of the last one.
 func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries Registries) (*Image, error) {
 	host, _, _ := strings.Cut(normal, "/")
 	endpoints, err := registries.endpoints(host)
@@ -277,7 +279,9 @@ func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries R
 	return nil, failed
 }
 
-// pullFrom pulls an image from one endpoint and adds it to the store under its normalized reference.
+// pullFrom pulls an image from one endpoint and adds it to the store under its normalized reference. The
+// credentials auth are never sent to a mirror; those in the configuration of the endpoint's host are used for a
+// mirror, and for the registry if auth is empty.
 func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Auth, registries Registries) (*Image, error) {
 	ref, err := e.reference(normal)
 	if err != nil {
@@ -324,8 +328,8 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 	return done, err
 }
 
-// reference returns the reference under which the endpoint has the image: with its host and path prefix, and for a
-// mirror with the repository rewritten.
+// reference returns the reference under which the endpoint has the image: with its host and path prefix, and
+// for a mirror with the repository rewritten by the first rule that changes it.
 func (e endpoint) reference(normal string) (name.Reference, error) {
 	var options []name.Option
 	if e.insecure {
@@ -425,7 +429,8 @@ type guardedTransport struct {
 	cancel context.CancelCauseFunc
 }
 
-// RoundTrip sends the request and returns a response whose body is guarded.
+// RoundTrip sends the request and returns a response whose body is guarded: a read during which no data arrives
+// for stallTimeout cancels the pull, and a manifest that is longer than maxDocumentSize is an error.
 func (g *guardedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := g.RoundTripper.RoundTrip(r)
 	if err != nil {

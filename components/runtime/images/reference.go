@@ -29,7 +29,9 @@ func Normalize(ref string) (string, error) {
 	return name + ":" + tag, nil
 }
 
-// parse splits a reference into its full name with registry, its tag and its digest, which are empty if it has none.
+// parse splits a reference into its full name with registry, its tag and its digest, which are empty if it has
+// none. Without a registry the name is one of docker.io. It returns an error if the reference is not valid or
+// looks like an image ID.
 func parse(ref string) (name, tag, digest string, err error) {
 	if len(ref) == 64 && isHex(ref) {
 		return "", "", "", errors.New("it looks like an image ID")

@@ -219,7 +219,8 @@ func (s *Store) Verify(ref string) (*Image, error) {
 	return nil, fmt.Errorf("image %q has missing layers: %w", ref, ErrNotFound)
 }
 
-// forget deletes the record and the names of an image. Its layers stay until Collect.
+// forget deletes the record and the names of an image. Its layers stay until Collect. An image without a record
+// is no error.
 func (s *Store) forget(image *Image) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,7 +299,7 @@ func (s *Store) diskFull(err error) error {
 	if !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
-	s.log.Debug("disk of image store is full, pull or import of image failed", "err", err)
+	s.log.Debug("pull or import of image failed because the disk of the image store is full; the client gets the error and decides about a retry", "err", err)
 	s.mu.Lock()
 	s.collectPending = true
 	s.mu.Unlock()

@@ -39,7 +39,8 @@ type unpacker struct {
 	dirs map[string]time.Time
 }
 
-// unpack unpacks the uncompressed layer r into the empty directory dir.
+// unpack unpacks the uncompressed layer r into the empty directory dir, until ctx is done. Modification times
+// of directories are set at the end.
 func unpack(ctx context.Context, dir string, r io.Reader) error {
 	root, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -24,7 +24,8 @@ var _ io.Reader = (*Reader)(nil)
 // NewReader returns a Reader of file, which the caller closes.
 func NewReader(file *os.File) *Reader { return &Reader{file: file} }
 
-// Read implements io.Reader.
+// Read implements io.Reader. After the deadline of the file it returns only the data that the pipe contained
+// then, and at the end os.ErrDeadlineExceeded.
 func (r *Reader) Read(p []byte) (int, error) {
 	if !r.expired {
 		n, err := r.file.Read(p)

@@ -132,7 +132,7 @@ func (n *node) removePods(but string) {
 	}
 }
 
-// churn creates and removes pods until the runtime is stopped.
+// churn creates and removes up to 100 pods, until the runtime is stopped or a call fails.
 func (n *node) churn(client runtimeapi.RuntimeServiceClient, random *rand.Rand, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()

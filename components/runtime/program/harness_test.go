@@ -374,7 +374,8 @@ func platform(t testing.TB, image v1.Image) *v1.ConfigFile {
 	return c
 }
 
-// registryServer starts a registry. If password is not empty, it requires authentication.
+// registryServer starts a registry that runs until the test ends. If user is not empty, it requires
+// authentication.
 func registryServer(t testing.TB, user, password string) (host string) {
 	t.Helper()
 	inner := registry.New(registry.Logger(quiet))

@@ -170,9 +170,9 @@ func setProcessName() { _ = os.WriteFile("/proc/self/comm", []byte(layout.Runtim
 // lockTimeout is how long lock retries while another process holds the lock on the PID file.
 const lockTimeout = time.Second
 
-// lock locks the PID file, so that only one runtime uses it, and writes the process ID to it. The returned function
-// empties and unlocks the file. The kernel also releases the lock when the process exits. It returns an error if
-// another runtime holds the lock.
+// lock locks the PID file, so that only one runtime uses it, and writes the process ID to it. The returned
+// function empties and unlocks the file. The kernel also releases the lock when the process exits. It returns
+// an error if another runtime holds the lock for longer than lockTimeout.
 func lock(file string) (func(), error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

@@ -34,7 +34,7 @@ func startSandbox(t *testing.T) *process.Handle {
 	return h
 }
 
-// fifo creates a FIFO.
+// fifo creates a FIFO and returns its path.
 func fifo(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fifo")

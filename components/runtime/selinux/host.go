@@ -13,7 +13,8 @@ import (
 // ErrNoPolicy is returned by Detect if SELinux is enabled but the host's policy defines no labels for containers.
 var ErrNoPolicy = errors.New("the SELinux policy of this host has no labels for containers (package container-selinux)")
 
-// Detect returns the Host, or nil if SELinux is not enabled. In that case it reads only one directory and one file.
+// Detect returns the Host, or nil if SELinux is not enabled. In that case it reads only one directory and one
+// file. It returns ErrNoPolicy if SELinux is enabled but the policy has no labels for containers.
 func Detect() (*Host, error) {
 	if !lib.GetEnabled() {
 		return nil, nil
@@ -41,8 +42,8 @@ func (linux) setFile(path, label string) error { return lib.SetFileLabel(path, l
 
 func (linux) relabel(path, label string) error { return lib.Chcon(path, label, true) }
 
-// Start calls f, which must start a program, so that the program runs with the SELinux label. With an empty label it
-// only calls f, and the policy decides. f runs on another thread.
+// Start calls f, which must start a program, so that the program runs with the SELinux label. f runs on another
+// thread. With an empty label it only calls f, on this thread, and the policy decides.
 func Start(label string, f func() (*os.Process, error)) (*os.Process, error) {
 	if label == "" {
 		return f()

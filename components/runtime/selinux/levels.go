@@ -48,7 +48,8 @@ func (l *levels) release(level string) {
 }
 
 // allocate returns a level that no sandbox or container uses, and records that one uses it now. It selects the
-// level at random, so that a level is not reused soon: files of a deleted pod may still have it.
+// level at random, so that a level is not reused soon: files of a deleted pod may still have it. It returns an
+// error if all levels are in use.
 func (l *levels) allocate() (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

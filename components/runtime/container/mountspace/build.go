@@ -325,9 +325,9 @@ func (b *builder) labelTop(tree int) error {
 	return unix.Setxattr(fmt.Sprintf("/proc/thread-self/fd/%d", tree), "security.selinux", []byte(b.plan.Label), 0)
 }
 
-// target opens the mount point destination in the container's root as an O_PATH file descriptor. Symlinks are resolved
-// within that root. A missing mount point is created, as a file if file is true. If direct is true, symlinks are an
-// error. It returns ErrUnsupported for mount points in /proc.
+// target opens the mount point destination in the container's root as an O_PATH file descriptor. Symlinks are
+// resolved within that root. A missing mount point is created, as a file if file is true. If direct is true,
+// symlinks are an error. It returns ErrUnsupported for mount points in /proc and for the root itself.
 func (b *builder) target(destination string, file, direct bool) (int, error) {
 	fd, err := b.openTarget(destination, file, direct)
 	if err != nil {
@@ -355,7 +355,8 @@ func (b *builder) openTarget(destination string, file, direct bool) (int, error)
 	return fd, err
 }
 
-// makeTarget creates the missing mount point destination with its parent directories and opens it.
+// makeTarget creates the missing mount point destination, a directory or, with file, a file, with its parent
+// directories and opens it. A file that exists is an error.
 func (b *builder) makeTarget(destination string, file bool) (int, error) {
 	dir := destination
 	if file {
@@ -386,8 +387,10 @@ func (b *builder) check(fd int) error {
 	return nil
 }
 
-// device creates a device node, unless a file with its path exists. It returns ErrUnsupported if the path is not in the
-// /dev that was created for this container, because other processes may modify other directories.
+// device creates a device node, unless a file with its path exists. It does nothing for a device without a path
+// and for /dev/ptmx, which devpts provides. It returns ErrUnsupported for anything but block and character
+// devices, and if the path is not in the /dev that was created for this container, because other processes may
+// modify other directories.
 func (b *builder) device(d *config.Device) error {
 	path := filepath.Clean(d.Path)
 	if d.Path == "" || path == "/dev/ptmx" {

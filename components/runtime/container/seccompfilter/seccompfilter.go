@@ -52,8 +52,9 @@ func Compile(profile *specs.LinuxSeccomp) ([]byte, error) {
 	return program, nil
 }
 
-// check returns an error that wraps ErrUnsupported unless each rule of profile allows a system call or makes it fail
-// with an error number.
+// check returns an error that wraps ErrUnsupported unless each rule of profile allows a system call or makes it
+// fail with an error number, which is also the default action. Flags other than SPEC_ALLOW, a listener, and two
+// conditions for one argument are not supported either.
 func check(profile *configs.Seccomp) error {
 	if profile == nil || profile.DefaultAction != configs.Errno {
 		return fmt.Errorf("%w: the default action is not an error number", ErrUnsupported)
@@ -130,7 +131,8 @@ func isVersionError(err error) bool {
 	return errors.As(err, &version)
 }
 
-// architecturesOf returns the architectures of profile. The first one is the native architecture.
+// architecturesOf returns the architectures of profile. The first one is the native architecture. It returns
+// ErrUnsupported if one of them is not supported.
 func architecturesOf(profile *configs.Seccomp) ([]libseccomp.ScmpArch, error) {
 	native, err := libseccomp.GetNativeArch()
 	if err != nil {
