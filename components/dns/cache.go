@@ -129,8 +129,8 @@ func (m *answerCache) reset() {
 	clear(m.answers)
 }
 
-// timeToLive returns how long an answer may be cached, which is its lowest TTL. It returns zero for
-// answers that may not be cached. The TTL of a negative answer comes from its SOA record (RFC
+// timeToLive returns how long an answer may be cached, which is its lowest TTL. It returns zero for answers
+// that may not be cached: errors, and negative answers without a SOA record, from which their TTL comes (RFC
 // 2308).
 func timeToLive(answer *dns.Msg) time.Duration {
 	if answer.Rcode != dns.RcodeSuccess && answer.Rcode != dns.RcodeNameError {

@@ -69,8 +69,8 @@ func readCustom(dir string) (*customConfig, error) {
 	return c, nil
 }
 
-// addresses returns texts, which are IP addresses with an optional port, in the form host:port. The
-// default port is 53.
+// addresses returns texts, which are IP addresses with an optional port, in the form host:port. The default
+// port is 53. It returns an error if one of them is neither.
 func addresses(texts []string) ([]string, error) {
 	var out []string
 	for _, text := range texts {
@@ -118,8 +118,9 @@ func (c *customConfig) servers(name string, nodeServers []string) []string {
 	return nodeServers
 }
 
-// watchCustom loads the files in CustomDir and reloads them whenever the directory changes, until
-// ctx is canceled. If the files are invalid, the previous configuration stays in effect.
+// watchCustom loads the files in CustomDir and reloads them whenever the directory changes, until ctx is
+// canceled. If the files are invalid, the previous configuration stays in effect. If the directory does not
+// exist or cannot be watched, it returns after loading the files once.
 func (s *Server) watchCustom(ctx context.Context) {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {

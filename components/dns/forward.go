@@ -98,9 +98,9 @@ func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dn
 	return answer, err
 }
 
-// forward sends the query to the upstream name servers, starting with a random one, until one
-// answers. It uses TCP if the query arrived over TCP or the answer over UDP was truncated. It
-// returns errBusy if too many queries are in flight, and the errors of all name servers if none
+// forward sends the query to the upstream name servers, starting with a random one, until one answers. It uses
+// TCP if the query arrived over TCP or the answer over UDP was truncated. It returns errNoUpstream if there are
+// no name servers, errBusy if too many queries are in flight, and the errors of all name servers if none
 // answers.
 func (f *forwarder) forward(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
 	upstreams := f.nodeServers()

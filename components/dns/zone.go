@@ -51,7 +51,8 @@ type reply struct {
 // covers reports whether name is within the zone.
 func (z *zone) covers(name string) bool { return dns.IsSubDomain(z.domain, name) }
 
-// resolve answers a query of the type qtype for a name that the zone covers.
+// resolve answers a query of the type qtype for a name that the zone covers. The reply does not exist for a
+// name that is neither the zone itself nor below svc or pod, except dns-version.
 func (z *zone) resolve(name string, qtype uint16) reply {
 	lower := strings.ToLower(name)
 	labels := dns.SplitDomainName(strings.TrimSuffix(lower, z.domain))
@@ -86,8 +87,8 @@ func (z *zone) apex(name string, qtype uint16) reply {
 	return r
 }
 
-// service answers names of Services. labels are the labels before "svc": the last one is the
-// namespace, the one before it the Service.
+// service answers names of Services, their endpoints and their named ports (SRV names). labels are the labels
+// before "svc": the last one is the namespace, the one before it the Service.
 func (z *zone) service(name string, qtype uint16, labels []string) reply {
 	n := len(labels)
 	namespace := labels[n-1]
