@@ -203,8 +203,8 @@ func add(ctx context.Context, p *plugin, args *skel.CmdArgs) error {
 	return types.PrintResult(p.result(addrs, args.Netns), p.config.CNIVersion)
 }
 
-// result returns the CNI result of ADD: the pod's link in the network namespace netns, its
-// addresses and its default routes.
+// result returns the CNI result of ADD: the pod's link in the network namespace netns, and its addresses and
+// default routes in the CIDRs of the network.
 func (p *plugin) result(addrs []netip.Addr, netns string) *types100.Result {
 	result := &types100.Result{
 		CNIVersion: types100.ImplementedSpecVersion,
