@@ -57,8 +57,8 @@ func newWriter(journal *hostjournal.Journal, log *slog.Logger) *packetfilter.Wri
 	})
 }
 
-// apply creates the routes, the tunnel and the rules of p, and removes those of this package that p
-// does not contain. self is this node.
+// apply creates the routes, the tunnel and the rules of p, and removes those of this package that p does not
+// contain; without peers behind the tunnel, the tunnel is removed too. self is this node.
 func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 	index := 0
 	if len(p.tunnels) > 0 {
@@ -317,9 +317,9 @@ func (k *kernel) podRanges(p plan, is6 bool) []netip.Prefix {
 	return out
 }
 
-// subnetsOf returns the addresses, with the prefix lengths of their subnets, at which other nodes
-// can reach this node directly: those of the link with address, the node's address, and those of
-// links. Missing links are ignored.
+// subnetsOf returns the addresses, with the prefix lengths of their subnets, at which other nodes can reach
+// this node directly: address itself, the global addresses of the other family on the same link, and the global
+// addresses of links. If no link has address, its subnet is the address alone. Missing links are ignored.
 func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	if nodeLink, err := linkOf(address); err == nil {
@@ -358,7 +358,7 @@ func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// linkOf returns the link of this node that has address.
+// linkOf returns the link of this node that has address, or an error if none has it.
 func linkOf(address netip.Addr) (netlink.Link, error) {
 	addrs, err := netlinkutil.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {

@@ -116,9 +116,10 @@ type plan struct {
 	mac net.HardwareAddr
 }
 
-// makePlan decides how self reaches the pods of its peers. Peers that have not published their
-// addresses or pod CIDRs are omitted. Both nodes of a pair decide the same, because they use the
-// same data about each other.
+// makePlan decides how self reaches the pods of its peers: in a shared subnet directly, otherwise through the
+// tunnel. Mode VXLAN uses only the tunnel, and mode Direct none, so that peers in other subnets have no route.
+// Peers that have not published their addresses or pod CIDRs are omitted. Both nodes of a pair decide the same,
+// because they use the same data about each other.
 func makePlan(self member, peers []member, mode Mode) plan {
 	ends := macAddresses(append(slices.Clone(peers), self))
 	p := plan{mac: ends[self.name]}

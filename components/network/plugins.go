@@ -7,8 +7,9 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watchCNIConf triggers a sync whenever the CNI configuration directory changes, until ctx is
-// cancelled. The directory and its parents may be created later.
+// watchCNIConf triggers a sync and calls Config.OnCNIConfChange whenever the CNI configuration directory
+// changes, until ctx is cancelled. The directory and its parents may be created later. Without a directory in
+// the configuration it does nothing; if it cannot watch, it logs that and returns.
 func (n *Network) watchCNIConf(ctx context.Context) {
 	if n.cfg.CNIConfDir == "" {
 		return
