@@ -34,7 +34,8 @@ type frontProxyAuth struct {
 const reloadInterval = 10 * time.Second
 
 // check returns an error if req does not come from an API server. It reads the ConfigMap
-// kube-system/extension-apiserver-authentication if needed.
+// kube-system/extension-apiserver-authentication if the client certificate is not valid with what was read
+// last, but at most every reloadInterval.
 func (t *frontProxyAuth) check(req *http.Request) error {
 	if req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
 		return errors.New("no client certificate of an API server")

@@ -70,7 +70,8 @@ type InProcess struct {
 	usable chan struct{}
 }
 
-// NewInProcess validates cfg and registers with the informers it needs.
+// NewInProcess validates cfg and registers with the informers it needs. It returns an error if a field of cfg
+// is missing.
 func NewInProcess(cfg InProcessConfig) (*InProcess, error) {
 	if cfg.Informers == nil || cfg.Kubelets == nil || cfg.Log == nil {
 		return nil, errors.New("metrics API: informers, a transport and a logger are required")
@@ -105,7 +106,8 @@ func (s *InProcess) waiting(h http.Handler) http.Handler {
 	})
 }
 
-// use records a request. The returned channel is closed when usage is known.
+// use records a request for usage, which starts the scraping of kubelets unless it runs. The returned channel
+// is closed once two scrapes are complete, so that usage is known.
 func (s *InProcess) use() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +133,8 @@ func (s *InProcess) Run(ctx context.Context) error {
 }
 
 // scrape scrapes all kubelets periodically until no client has requested usage for idleAfter, or until ctx is
-// done. Then it discards the scrapes.
+// done. Requests are answered after the second scrape, because CPU usage is the difference between two. If no
+// client needs usage any more, the scrapes are discarded.
 func (s *InProcess) scrape(ctx context.Context) {
 	if !cache.WaitForCacheSync(ctx.Done(), s.scraper.synced...) {
 		return

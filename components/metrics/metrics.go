@@ -46,8 +46,8 @@ type Server struct {
 	ready   chan struct{}
 }
 
-// New validates cfg and returns a Server. It registers with the informers of nodes and pods, which
-// Run starts.
+// New validates cfg and returns a Server. A resolution of less than a second is an error; 0 means 15 seconds.
+// It registers with the informers of nodes and pods, which Run starts.
 func New(cfg Config) (*Server, error) {
 	if cfg.Clients == nil || cfg.Address == "" {
 		return nil, errors.New("metrics server: clients and address are required")
@@ -103,8 +103,8 @@ func stripPod(obj any) (any, error) {
 // Ready returns a channel that is closed once all kubelets have been scraped for the first time.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run starts the informers, scrapes kubelets and serves until ctx is canceled. It returns an error
-// if it cannot listen or serving fails.
+// Run starts the informers, scrapes kubelets and serves until ctx is canceled; requests in flight then have 5
+// seconds to finish. It returns an error if it cannot listen or serving fails.
 func (s *Server) Run(ctx context.Context) error {
 	listener, err := net.Listen("tcp", s.cfg.Address)
 	if err != nil {
@@ -147,7 +147,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// scrapeLoop scrapes all kubelets at each resolution interval until ctx is cancelled.
+// scrapeLoop scrapes all kubelets at each resolution interval until ctx is cancelled. After the first time the
+// server is ready.
 func (s *Server) scrapeLoop(ctx context.Context) {
 	if !cache.WaitForCacheSync(ctx.Done(), s.scraper.synced...) {
 		return

@@ -33,7 +33,8 @@ type scraper struct {
 	log      *slog.Logger
 }
 
-// scrapeAll scrapes the kubelet of every node once, with limited concurrency.
+// scrapeAll scrapes the kubelet of every node once, at most 32 at a time. A failure is logged, and the scrapes
+// of that node remain as they are. Those of nodes that no longer exist are removed.
 func (s *scraper) scrapeAll(ctx context.Context) {
 	nodes, err := s.nodes.List(labels.Everything())
 	if err != nil {
@@ -62,7 +63,9 @@ func (s *scraper) scrapeAll(ctx context.Context) {
 	s.scrapes.retain(names)
 }
 
-// scrape reads and parses the metrics of the kubelet of one node.
+// scrape reads and parses the metrics of the kubelet of one node, at the first internal, otherwise external
+// address or host name of the Node. It returns an error if the Node has no address or port, or if the kubelet
+// does not respond with status 200.
 func (s *scraper) scrape(ctx context.Context, n *corev1.Node) (scrape, error) {
 	var address string
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeHostName} {
