@@ -39,8 +39,8 @@ func removeEntry(dir, name string) error {
 	return remove(root, name)
 }
 
-// removeAll deletes all entries of a directory but not the directory itself. It continues after an
-// error, and returns all errors.
+// removeAll deletes all entries of a directory but not the directory itself, which must exist. It continues
+// after an error, and returns all errors.
 func removeAll(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
