@@ -66,7 +66,9 @@ func New(cfg Config) (*Server, error) {
 // Ready returns a channel that is closed once the server listens.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run serves until ctx is cancelled and the requests in flight are answered.
+// Run serves until ctx is cancelled. Then it serves for the duration Drain longer, while it reports that it is
+// not ready, and waits at most 10 seconds for requests in flight. It returns an error if it cannot listen,
+// serving fails, or requests do not finish in time.
 func (s *Server) Run(ctx context.Context) error {
 	listener, err := net.Listen("tcp", s.cfg.Address)
 	if err != nil {
