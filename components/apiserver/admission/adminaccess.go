@@ -24,7 +24,8 @@ func newAdminAccess(cfg *Config) admission.ValidationInterface {
 	return &adminAccess{onCreate, newNamespaces(cfg)}
 }
 
-// Validate rejects a new claim or template with admin access in a namespace without the label.
+// Validate rejects a new claim or template that requests admin access in a namespace without the label
+// resource.kubernetes.io/admin-access=true. It reports only the first such request of the object.
 func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	var requests []resourcev1.DeviceRequest
 	var name string
@@ -49,8 +50,9 @@ func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return nil
 }
 
-// adminNamespace returns nil if claims in the namespace with the name may request admin access to
-// devices. Otherwise it returns the error for the field at path.
+// adminNamespace returns nil if the namespace with the name has the label resource.kubernetes.io/admin-access=true,
+// so that claims in it may request admin access to devices. Otherwise, or if the namespace cannot be read, it returns
+// the error for the field at path.
 func adminNamespace(ctx context.Context, all namespaces, name string, path *field.Path) *field.Error {
 	ns, err := all.get(ctx, name)
 	if err != nil {

@@ -44,7 +44,8 @@ type Config struct {
 	Files map[string][]byte
 	// TolerationSeconds are added to pods that do not set their own. Nil means five minutes.
 	TolerationSeconds *TolerationSeconds
-	// Kinds returns the resource of a kind, or "" if the kind is not served.
+	// Kinds returns the plural name of the resource of a kind, or "" if the kind is not served, and whether it is
+	// namespaced.
 	Kinds func(schema.GroupVersionKind) (resource string, namespaced bool)
 	// Extra are plugins constructed elsewhere (webhooks, policies, quota), by name. A plugin with
 	// the name of an upstream plugin runs in its position if that plugin is enabled. All others
@@ -60,8 +61,9 @@ type Config struct {
 	Metrics prometheus.Registerer
 }
 
-// pluginFactory constructs a plugin. It returns nil if the API does not serve the resources that
-// the plugin needs, and an error if the plugin's configuration is invalid.
+// pluginFactory constructs an admission plugin. It returns nil if the plugin would have nothing to do, because the
+// API does not serve its resources or there is no authorizer, and an error if the plugin's configuration is invalid
+// or missing.
 type pluginFactory func(*Config) (admission.Interface, error)
 
 // pluginSpec is one of upstream's admission plugins: its name, whether it is enabled by default, and the function that
@@ -70,8 +72,8 @@ type pluginSpec struct {
 	name string
 	// enabledByDefault reports whether the plugin is enabled by default.
 	enabledByDefault bool
-	// factory constructs the plugin. It is nil for plugins in Config.Extra, and for plugins of
-	// features that this server does not have because their kinds or fields are not served.
+	// factory constructs the plugin. It is nil for plugins that only Config.Extra can supply, and for plugins that do
+	// nothing because this server does not serve the kinds or fields that they check.
 	factory pluginFactory
 }
 
@@ -152,9 +154,9 @@ var (
 	_ admission.ValidationInterface = (*Chain)(nil)
 )
 
-// New creates the enabled plugins and returns the chain of them. Plugins request informers, so the
-// caller must start the informers afterwards. It returns an error for unknown plugin names and
-// invalid configurations.
+// New creates the enabled plugins and returns the chain of them. Plugins request informers, so the caller must start
+// the informers afterwards. Checks that upstream makes outside of plugins, such as admin access to devices, are
+// always added. New returns an error for unknown plugin names and invalid configurations.
 func New(cfg Config) (*Chain, error) {
 	if cfg.Informers == nil || cfg.Kube == nil {
 		return nil, errors.New("admission requires informers and a client")
@@ -245,15 +247,15 @@ func (c *Chain) add(name string, plugin admission.Interface) {
 // Plugins returns the names of the enabled plugins in the order in which they run.
 func (c *Chain) Plugins() []string { return slices.Clone(c.names) }
 
-// Handles implements admission.Interface. It reports whether any plugin handles the operation.
+// Handles implements admission.Interface. It reports whether any enabled plugin handles the operation.
 func (c *Chain) Handles(op admission.Operation) bool {
 	return slices.ContainsFunc(c.mutating, func(p mutating) bool { return p.Handles(op) }) ||
 		slices.ContainsFunc(c.validating, func(p validating) bool { return p.Handles(op) })
 }
 
-// Admit runs the mutating plugins, until one rejects the request. If a webhook or a policy requests
-// reinvocation, all mutating plugins run a second time: built-in plugins see the changes of
-// webhooks, and webhooks see the changes of built-in plugins.
+// Admit runs the mutating plugins in order, until one rejects the request. If a webhook or a policy requests
+// reinvocation, all mutating plugins run a second time: built-in plugins see the changes of webhooks, and webhooks
+// see the changes of built-in plugins.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#reinvocation-policy
 func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
@@ -270,7 +272,7 @@ func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.O
 	return c.admit(ctx, a, o)
 }
 
-// admit runs each mutating plugin once, in order, until one rejects the request.
+// admit runs each mutating plugin that handles the operation once, in order, until one rejects the request.
 func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	for _, p := range c.mutating {
 		if !p.Handles(a.GetOperation()) {
@@ -286,7 +288,7 @@ func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.O
 	return nil
 }
 
-// Validate runs the validating plugins, until one rejects the request.
+// Validate runs the validating plugins that handle the operation in order, until one rejects the request.
 func (c *Chain) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	start := time.Now()
 	defer func() { c.validateTimer.observe(a.GetOperation(), start, err) }()
@@ -316,13 +318,15 @@ var (
 	onCreateUpdate = operations{admission.Create, admission.Update}
 )
 
-// isRequestFor reports whether the request is for the resource itself, not for a subresource.
+// isRequestFor reports whether the request is for the resource of the group, in any version, and not for a
+// subresource.
 func isRequestFor(a admission.Attributes, group, resource string) bool {
 	r := a.GetResource()
 	return r.Resource == resource && r.Group == group && a.GetSubresource() == ""
 }
 
-// forbid returns the Forbidden error that most plugins use.
+// forbid returns a Forbidden error (403) for the object of the request, with the formatted message. Most plugins
+// reject requests with it.
 func forbid(a admission.Attributes, format string, args ...any) error {
 	return admission.NewForbidden(a, fmt.Errorf(format, args...))
 }

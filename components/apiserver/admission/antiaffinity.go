@@ -17,7 +17,8 @@ func newHardAntiAffinity(*Config) (admission.Interface, error) {
 	return hardAntiAffinity{onCreateUpdate}, nil
 }
 
-// Validate rejects a pod whose required anti-affinity has another topology key.
+// Validate rejects a new or updated pod that requires anti-affinity with a topology key other than
+// kubernetes.io/hostname. Preferred anti-affinity may have any key.
 func (hardAntiAffinity) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") || pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAntiAffinity == nil {

@@ -23,7 +23,8 @@ func newNamespaceAutoProvision(cfg *Config) (admission.Interface, error) {
 	return &namespaceAutoProvision{onCreate, cfg.Informers.Core().V1().Namespaces().Lister(), cfg.Kube}, nil
 }
 
-// Admit creates the namespace of a new object if it does not exist. It does nothing on a dry run.
+// Admit creates the namespace of a new object if the informer does not have it. An existing one is not an error; any
+// other failure rejects the request. It does nothing on a dry run and for objects without a namespace.
 func (p *namespaceAutoProvision) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	// A dry run creates nothing.
 	if a.IsDryRun() || a.GetNamespace() == "" || a.GetKind().GroupKind() == corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind() {

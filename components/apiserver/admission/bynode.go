@@ -24,9 +24,9 @@ func newByNode(cfg *Config) byNode {
 	return byNode{onUpdate, cfg.Informers.Core().V1().Nodes().Lister(), cfg.Kube}
 }
 
-// changedOnNode returns the new and the old version of a pod if the request changes the spec of a
-// pod that is assigned to a node, through one of the subresources ("" for the pod itself).
-// Otherwise it returns nil.
+// changedOnNode returns the new and the old version of a pod if the request changes the spec of a pod that is
+// assigned to a node, through one of the subresources ("" is the pod itself). A changed generation shows that the
+// spec changes. Otherwise it returns nil.
 func changedOnNode(a admission.Attributes, subresources ...string) (pod, old *corev1.Pod) {
 	r := a.GetResource()
 	if r.Group != "" || r.Resource != "pods" || !slices.Contains(subresources, a.GetSubresource()) {
@@ -40,8 +40,9 @@ func changedOnNode(a admission.Attributes, subresources ...string) (pod, old *co
 	return pod, old
 }
 
-// nodeOf returns the node of the pod, from the API if the informer does not have it. The node must
-// not be modified. If it does not exist, the error rejects the request.
+// nodeOf returns the node of the pod from the informer, or from the API if the informer does not have it. The node
+// must not be modified. If it does not exist or cannot be read, it returns a Forbidden error, which rejects the
+// request.
 func (p byNode) nodeOf(ctx context.Context, a admission.Attributes, pod *corev1.Pod) (*corev1.Node, error) {
 	node, err := p.nodes.Get(pod.Spec.NodeName)
 	if err != nil {

@@ -19,8 +19,9 @@ import (
 	"hyperkube/components/apiserver/authz"
 )
 
-// allowedForSigner reports whether the user is authorized for the verb on a signer of certificates,
-// either by the signer's name or for all signers of its domain ("example.com/*").
+// allowedForSigner reports whether the user is authorized for the verb on a signer of certificates, either by the
+// signer's name or for all signers of its domain ("example.com/*"). An error of the authorizer counts as not
+// authorized.
 func allowedForSigner(ctx context.Context, may authorizer.Authorizer, u user.Info, verb, signer string) bool {
 	domain, _, _ := strings.Cut(signer, "/")
 	for _, name := range []string{signer, domain + "/*"} {
@@ -64,8 +65,8 @@ func (p certificateApproval) Validate(ctx context.Context, a admission.Attribute
 	return nil
 }
 
-// certificateSigning is the plugin CertificateSigning. It allows issuing certificates only to users
-// with the verb "sign" on the signer.
+// certificateSigning is the plugin CertificateSigning. It allows issuing certificates, for CertificateSigningRequests
+// and PodCertificateRequests, only to users with the verb "sign" on the signer.
 type certificateSigning struct {
 	operations
 	authorizer authorizer.Authorizer
@@ -78,8 +79,8 @@ func newCertificateSigning(cfg *Config) (admission.Interface, error) {
 	return certificateSigning{onUpdate, cfg.Authorizer}, nil
 }
 
-// Validate rejects an update of the certificate or the conditions in a signing request's status if
-// the user may not sign for the signer.
+// Validate rejects an update of the certificate or the conditions in the status of a CertificateSigningRequest, or of
+// anything in the status of a PodCertificateRequest, if the user may not sign for the signer.
 func (p certificateSigning) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetSubresource() != "status" {
 		return nil
@@ -107,8 +108,8 @@ func (p certificateSigning) Validate(ctx context.Context, a admission.Attributes
 	return nil
 }
 
-// podRequest rejects an update of a PodCertificateRequest's status if the user may not sign for its signer. Validate
-// calls it for this kind. Upstream does this check in the validation of the kind.
+// podRequest rejects an update that changes the status of a PodCertificateRequest if the user may not sign for its
+// signer. Upstream does this check in the validation of the kind, so the error is Invalid and not Forbidden.
 func (p certificateSigning) podRequest(ctx context.Context, a admission.Attributes) error {
 	old, ok := a.GetOldObject().(*certificatesv1.PodCertificateRequest)
 	if !ok {
@@ -125,16 +126,16 @@ func (p certificateSigning) podRequest(ctx context.Context, a admission.Attribut
 		fmt.Sprintf("User %q is not permitted to \"sign\" for signer %q", a.GetUserInfo().GetName(), old.Spec.SignerName))})
 }
 
-// certificateSubject is the plugin CertificateSubjectRestriction. It rejects requests for client
-// certificates of the group system:masters.
+// certificateSubject is the plugin CertificateSubjectRestriction. It rejects CertificateSigningRequests for client
+// certificates of the API server that would be in the group system:masters.
 type certificateSubject struct{ operations }
 
 func newCertificateSubject(*Config) (admission.Interface, error) {
 	return certificateSubject{onCreate}, nil
 }
 
-// Validate rejects a new signing request for API clients whose subject contains the group
-// system:masters.
+// Validate rejects a new CertificateSigningRequest for the signer kubernetes.io/kube-apiserver-client if an
+// organization in its subject is system:masters, or if it cannot be parsed. Other signers are not checked.
 func (certificateSubject) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isSigningRequest(a) || a.GetSubresource() != "" {
 		return nil
@@ -156,8 +157,8 @@ func (certificateSubject) Validate(_ context.Context, a admission.Attributes, _ 
 	return nil
 }
 
-// certificateRequest parses the PEM-encoded X.509 request in csr. The error rejects the admission
-// request a.
+// certificateRequest parses the PEM-encoded X.509 request in csr. Its error is a Forbidden error for the API request
+// a.
 func certificateRequest(a admission.Attributes, csr *certificatesv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(csr.Spec.Request)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
@@ -189,8 +190,8 @@ func newTrustBundleAttest(cfg *Config) (admission.Interface, error) {
 	return trustBundleAttest{onCreateUpdate, cfg.Authorizer}, nil
 }
 
-// Validate rejects a new or changed trust bundle if the user may not attest for its signer. Updates
-// that change nothing or only what the garbage collector uses are allowed.
+// Validate rejects a new or changed trust bundle if it has a signer and the user may not attest for this signer.
+// Updates that change nothing, or only fields that the garbage collector changes, are allowed.
 func (p trustBundleAttest) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, certificatesv1.GroupName, "clustertrustbundles") {
 		return nil

@@ -38,8 +38,9 @@ func newClaimStatusAuthorization(cfg *Config) *claimStatusAuthorization {
 	return &claimStatusAuthorization{admission.NewHandler(admission.Update), cfg.Authorizer, newNamespaces(cfg)}
 }
 
-// Validate rejects an update of a claim's status if the user lacks one of the permissions that the
-// changed fields need.
+// Validate rejects an update of a claim's status if the user lacks one of the permissions that the changed fields
+// need, or if it newly grants admin access in a namespace that does not allow that. It reports all these errors
+// together.
 func (c *claimStatusAuthorization) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	claim, ok := a.GetObject().(*resourcev1.ResourceClaim)
 	if !ok || a.GetSubresource() != "status" {
@@ -90,8 +91,8 @@ func (c *claimStatusAuthorization) Validate(ctx context.Context, a admission.Att
 	return nil
 }
 
-// checkAdminAccess returns an error if the new allocation (is) grants admin access to devices in a
-// namespace without the admin access label. If the old allocation (was) already did, it is allowed.
+// checkAdminAccess returns an error if the new allocation (is) grants admin access to devices in a namespace without
+// the label that allows it. It returns nil if the old allocation (was) already granted admin access. Both may be nil.
 func (c *claimStatusAuthorization) checkAdminAccess(ctx context.Context, namespace string, is, was *resourcev1.AllocationResult) field.ErrorList {
 	granted := func(a *resourcev1.AllocationResult) int {
 		if a == nil {
@@ -138,8 +139,8 @@ func (a claimAttributes) GetSubresource() string { return a.subresource }
 func (a claimAttributes) GetNamespace() string   { return a.namespace }
 func (a claimAttributes) GetName() string        { return a.name }
 
-// changedDrivers returns the names of the drivers whose device status differs between the new
-// status (is) and the old one (was), sorted.
+// changedDrivers returns the names of the DRA drivers with a device whose status was added, removed or changed
+// between the old status (was) and the new one (is), sorted and without duplicates.
 func changedDrivers(is, was []resourcev1.AllocatedDeviceStatus) []string {
 	type key struct{ driver, pool, device, share string }
 	of := func(d *resourcev1.AllocatedDeviceStatus) key {
@@ -166,8 +167,8 @@ func changedDrivers(is, was []resourcev1.AllocatedDeviceStatus) []string {
 	return slices.Sorted(maps.Keys(drivers))
 }
 
-// allocatedNode returns the name of the node if the allocation is restricted to a single node, and
-// "" otherwise.
+// allocatedNode returns the name of the node if the node selector of the allocation is exactly metadata.name in
+// [NAME], which restricts it to one node. Otherwise, and for nil, it returns "".
 func allocatedNode(a *resourcev1.AllocationResult) string {
 	if a == nil || a.NodeSelector == nil || len(a.NodeSelector.NodeSelectorTerms) != 1 {
 		return ""

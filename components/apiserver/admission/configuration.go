@@ -13,10 +13,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// LoadConfiguration reads the file of --admission-control-config-file, an AdmissionConfiguration,
-// and the files that it refers to, relative to its own directory. It returns the configurations by
-// plugin name. A file that contains only the configuration of ImagePolicyWebhook or
-// PodNodeSelector, a format older than AdmissionConfiguration, is accepted as well.
+// LoadConfiguration reads the file of --admission-control-config-file, an AdmissionConfiguration, and the files that
+// it refers to, relative to its own directory. It returns the configurations by plugin name; of several for one
+// plugin, the first applies. It also accepts the older format without apiVersion and kind, a file that contains only
+// the configuration of ImagePolicyWebhook or PodNodeSelector.
 //
 // https://kubernetes.io/docs/reference/config-api/apiserver-config.v1/
 func LoadConfiguration(path string) (map[string][]byte, error) {
@@ -59,8 +59,9 @@ func LoadConfiguration(path string) (map[string][]byte, error) {
 	return out, nil
 }
 
-// decodeLegacyConfiguration returns the configurations by plugin name if the file has the format
-// without apiVersion and kind that precedes AdmissionConfiguration, and nil otherwise.
+// decodeLegacyConfiguration returns the configurations by plugin name if data has the format without apiVersion and
+// kind that precedes AdmissionConfiguration: both ImagePolicyWebhook and PodNodeSelector get the whole file and read
+// their own part. Otherwise it returns nil.
 func decodeLegacyConfiguration(data []byte) map[string][]byte {
 	var content map[string]any
 	if yaml.Unmarshal(data, &content) != nil {

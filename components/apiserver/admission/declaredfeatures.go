@@ -23,7 +23,8 @@ func newDeclaredFeatures(cfg *Config) (admission.Interface, error) {
 	return declaredFeatures{newByNode(cfg)}, nil
 }
 
-// Validate rejects a change of a running pod if its node does not declare all needed features.
+// Validate rejects a change or resize of a pod that is assigned to a node if the node does not declare a feature that
+// the change needs, or if the node does not exist.
 func (p declaredFeatures) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, old := changedOnNode(a, "", "resize")
 	if pod == nil {
@@ -44,8 +45,8 @@ func (p declaredFeatures) Validate(ctx context.Context, a admission.Attributes, 
 	return nil
 }
 
-// featuresOfUpdate returns the names of the node features that are needed to change a running pod
-// from the spec old to now, sorted.
+// featuresOfUpdate returns the names of the node features that are needed to change a running pod from the spec old
+// to now, sorted. They are for changed resources of the pod as a whole and of init containers other than sidecars.
 func featuresOfUpdate(old, now *corev1.PodSpec) []string {
 	var needed []string
 	if !apiequality.Semantic.DeepEqual(old.Resources, now.Resources) {

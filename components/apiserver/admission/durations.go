@@ -10,13 +10,14 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// durationMetrics contains the histograms of the durations of plugins and of the two phases (admit
-// and validate). A nil *durationMetrics measures nothing.
+// durationMetrics contains the histograms of the durations of each admission plugin, and of each of the two phases
+// (admit and validate) as a whole. A nil *durationMetrics measures nothing.
 type durationMetrics struct {
 	plugins, steps *prometheus.HistogramVec
 }
 
-// newDurationMetrics returns the histograms registered with r, or nil if r is nil.
+// newDurationMetrics creates the histograms and registers them with r. It returns nil if r is nil, and an error if
+// one of them is registered already.
 func newDurationMetrics(r prometheus.Registerer) (*durationMetrics, error) {
 	if r == nil {
 		return nil, nil
@@ -45,7 +46,7 @@ func newDurationMetrics(r prometheus.Registerer) (*durationMetrics, error) {
 // series costs more than an observation. A nil timer measures nothing.
 type timer struct {
 	observer func(op admission.Operation, rejected string) prometheus.Observer
-	// admitted are the observers for admitted requests, by the operation's index in all. Each is
+	// admitted are the observers for calls that admitted the request, by the operation's index in all. Each is
 	// created at first use.
 	admitted [4]atomic.Pointer[prometheus.Observer]
 }
@@ -72,8 +73,8 @@ func (d *durationMetrics) step(part string) *timer {
 	}}
 }
 
-// observe records the duration of a call that started at began and returned err; an error counts as
-// a rejection.
+// observe records the duration of a call that started at began and returned err. An error counts as a rejection. It
+// does nothing for a nil timer.
 func (t *timer) observe(op admission.Operation, began time.Time, err error) {
 	if t == nil {
 		return

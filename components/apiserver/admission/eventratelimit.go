@@ -34,7 +34,8 @@ type eventLimit struct {
 	// QPS is the number of events per second for each key, Burst the maximum burst.
 	QPS   int32 `json:"qps"`
 	Burst int32 `json:"burst"`
-	// CacheSize is the number of keys in the LRU cache. Zero means 4096.
+	// CacheSize is the maximum number of keys that are counted; beyond it, the least recently used key is forgotten.
+	// Zero means 4096. For the type Server it is ignored.
 	CacheSize int32 `json:"cacheSize,omitempty"`
 }
 
@@ -110,8 +111,8 @@ func newEventRateLimit(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// Validate rejects an event with an error 429 if one of the limits is exceeded. Every meter counts
-// every event, even if another meter has rejected it.
+// Validate rejects a new or updated event of either API group with an error 429 if one of the limits is exceeded.
+// Every limit counts every event, even if another limit has rejected it.
 func (p *eventRateLimit) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, corev1.GroupName, "events") && !isRequestFor(a, eventsv1.GroupName, "events") {
 		return nil

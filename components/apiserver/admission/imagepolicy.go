@@ -24,13 +24,13 @@ import (
 const (
 	// imageAuditPrefix is the prefix of the audit annotations.
 	imageAuditPrefix = "imagepolicywebhook.image-policy.k8s.io/"
-	// imageFailedOpen is the annotation of pods that were admitted without a review, because the
-	// webhook did not respond.
+	// imageFailedOpen is the annotation of pods that were admitted without a review, because the webhook did not
+	// respond and defaultAllow is set.
 	imageFailedOpen = "alpha.image-policy.k8s.io/failed-open"
 )
 
-// imagePolicy is the plugin ImagePolicyWebhook. It asks an external webhook whether the images of a
-// pod are allowed.
+// imagePolicy is the plugin ImagePolicyWebhook. It requests from an external webhook whether the images of a pod are
+// allowed.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#imagepolicywebhook
 type imagePolicy struct {
@@ -39,20 +39,21 @@ type imagePolicy struct {
 	// cache caches ImageReviewStatuses by the JSON of the review's spec.
 	cache             *utilcache.LRUExpireCache
 	allowTTL, denyTTL time.Duration
-	// failOpen admits pods when the webhook does not respond.
+	// failOpen admits pods if the webhook does not respond or responds with an error.
 	failOpen bool
 }
 
-// imagePolicyConfig is the configuration of the plugin ImagePolicyWebhook. For durations, 0 means
-// the default and -1 disables the cache or the backoff.
+// imagePolicyConfig is the configuration of the plugin ImagePolicyWebhook. For the numbers, 0 means the default and
+// -1 disables the cache or the back-off.
 type imagePolicyConfig struct {
 	KubeConfigFile string `json:"kubeConfigFile"`
 	// AllowTTL and DenyTTL are the cache lifetimes in seconds.
 	AllowTTL int64 `json:"allowTTL"`
 	DenyTTL  int64 `json:"denyTTL"`
-	// RetryBackoff is in milliseconds.
+	// RetryBackoff is the delay before the first retry of a call, in milliseconds.
 	RetryBackoff int64 `json:"retryBackoff"`
-	DefaultAllow bool  `json:"defaultAllow"`
+	// DefaultAllow admits pods if the webhook does not respond.
+	DefaultAllow bool `json:"defaultAllow"`
 }
 
 func newImagePolicy(cfg *Config) (admission.Interface, error) {
@@ -94,9 +95,9 @@ func newImagePolicy(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// durationWithin returns the duration of n units. n is a value of imagePolicyConfig: -1 disables the feature, so the
-// result is 0, and 0 selects the default, otherwise. It returns an error if another duration is not greater than least
-// or is greater than most.
+// durationWithin returns the duration of n units, where n is a value of imagePolicyConfig. For -1, which disables the
+// feature, it returns 0; for 0 it returns the default, otherwise. It returns an error if another duration is at most
+// least or exceeds most.
 func durationWithin(n int64, unit, least, most, otherwise time.Duration) (time.Duration, error) {
 	switch n {
 	case -1:
@@ -111,7 +112,8 @@ func durationWithin(n int64, unit, least, most, otherwise time.Duration) (time.D
 	return d, nil
 }
 
-// Validate rejects a pod, or new ephemeral containers, if the webhook does not allow the images.
+// Validate rejects a new or updated pod, or one with new ephemeral containers, if the webhook does not allow the
+// images. Other subresources are not reviewed.
 func (p *imagePolicy) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r, sub := a.GetResource(), a.GetSubresource()
 	if r.Group != "" || r.Resource != "pods" || sub != "" && sub != "ephemeralcontainers" {
@@ -145,8 +147,9 @@ func (p *imagePolicy) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return p.review(ctx, a, pod, &review)
 }
 
-// review decides about a pod by the webhook's response, which may be cached. If the webhook does
-// not respond, the configuration decides.
+// review returns nil if the webhook allows the pod's images, and a Forbidden error otherwise. Responses are cached
+// for allowTTL or denyTTL. If the webhook does not respond, failOpen decides, and an admitted pod is annotated. Audit
+// annotations in the response are added to the audit event.
 func (p *imagePolicy) review(ctx context.Context, a admission.Attributes, pod *corev1.Pod, review *imagepolicy.ImageReview) error {
 	key, err := json.Marshal(review.Spec)
 	if err != nil {
@@ -188,8 +191,8 @@ func (p *imagePolicy) review(ctx context.Context, a admission.Attributes, pod *c
 	}
 }
 
-// callWebhook sends the review to the webhook and fills its status with the response. It retries
-// with increasing delays.
+// callWebhook sends the review to the webhook and fills its status with the response. It retries failed calls with
+// back-off. It returns the last error, or an error if the status code is not 2xx.
 func (p *imagePolicy) callWebhook(ctx context.Context, review *imagepolicy.ImageReview) error {
 	result := p.hook.WithExponentialBackoff(ctx, func() rest.Result {
 		return p.hook.RestClient.Post().Body(review).Do(ctx)

@@ -20,8 +20,8 @@ import (
 	"hyperkube/components/apiserver/syncgate"
 )
 
-// limitRanger is the plugin LimitRanger. It sets the default requests and limits of the namespace's
-// LimitRanges in new pods, and enforces their limits for pods and claims.
+// limitRanger is the plugin LimitRanger. It sets the default requests and limits of the namespace's LimitRanges in
+// new pods. It enforces their minimums, maximums and ratios for new and resized pods and for claims.
 //
 // https://kubernetes.io/docs/concepts/policy/limit-range/
 type limitRanger struct {
@@ -40,8 +40,9 @@ func newLimitRanger(cfg *Config) (admission.Interface, error) {
 	return &limitRanger{operations: onCreateUpdate, lister: inf.Lister(), gate: syncgate.NewGate(inf.Informer().HasSyncedChecker()), kube: cfg.Kube, apiCache: newNamespaceCache[*corev1.LimitRange]()}, nil
 }
 
-// ranges returns the LimitRanges of the namespace, sorted by name, if they apply to the request: a
-// new or resized pod, or a claim. Most namespaces have none.
+// ranges returns the LimitRanges of the namespace that apply to the request, sorted by name. It returns nil unless
+// the request creates or resizes a pod, or creates or updates a claim that is not being deleted. It waits until the
+// informer has synced, and lists through the API if the informer has none.
 func (p *limitRanger) ranges(ctx context.Context, a admission.Attributes) ([]*corev1.LimitRange, error) {
 	switch {
 	case a.GetOperation() == admission.Create && isRequestFor(a, "", "pods"):
@@ -89,7 +90,7 @@ func (p *limitRanger) listFromAPI(ctx context.Context, namespace string) ([]*cor
 	return found, nil
 }
 
-// Admit sets the default requests and limits of the containers of a new pod.
+// Admit sets the default requests and limits of the namespace's LimitRanges in the containers of a new pod.
 func (p *limitRanger) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || a.GetOperation() != admission.Create {
@@ -105,8 +106,8 @@ func (p *limitRanger) Admit(ctx context.Context, a admission.Attributes, _ admis
 	return nil
 }
 
-// fillDefaults sets the default requests and limits of lr in the containers that do not set them,
-// and records this in an annotation of the pod.
+// fillDefaults sets the default requests and limits of lr in the containers and init containers that do not set them.
+// It lists what it has set in the annotation kubernetes.io/limit-ranger of the pod.
 func fillDefaults(pod *corev1.Pod, lr *corev1.LimitRange) {
 	requests, limits := corev1.ResourceList{}, corev1.ResourceList{}
 	for i := range lr.Spec.Limits {
@@ -143,7 +144,8 @@ func fillDefaults(pod *corev1.Pod, lr *corev1.LimitRange) {
 	}
 }
 
-// fillList adds the defaults that are missing to list and returns their names, sorted.
+// fillList adds the defaults that are missing to list and returns their names, sorted. It creates the list if it is
+// nil and something is missing.
 func fillList(list *corev1.ResourceList, defaults corev1.ResourceList) []string {
 	var set []string
 	for k, v := range defaults {

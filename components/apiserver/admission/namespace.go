@@ -18,17 +18,17 @@ import (
 // protectedNamespaces lists the namespaces that cannot be deleted.
 var protectedNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
 
-// namespaceLifecycle is the plugin NamespaceLifecycle. It rejects the creation of objects in
-// namespaces that do not exist or are being deleted, and the deletion of namespaces that the
-// cluster needs.
+// namespaceLifecycle is the plugin NamespaceLifecycle. It rejects the creation and update of objects in namespaces
+// that do not exist, the creation of objects in namespaces that are being deleted, and the deletion of namespaces
+// that the cluster needs.
 type namespaceLifecycle struct {
 	operations
 	lister corelisters.NamespaceLister
 	kube   kubernetes.Interface
 
 	mu sync.Mutex // guards deleted
-	// deleted contains recently deleted namespaces. Until the stored time they are read from the
-	// API because the informer may not have seen the deletion.
+	// deleted contains recently deleted namespaces. Until the stored time they are read from the API, because the
+	// informer may not have received the deletion.
 	deleted map[string]time.Time
 }
 
@@ -45,9 +45,9 @@ func newNamespaceLifecycle(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Admit rejects the request if its namespace does not exist, or for a new object is being deleted.
-// It changes nothing. The check runs in the mutating phase, before all other plugins, so that no
-// plugin creates anything for a namespace that does not exist.
+// Admit rejects the deletion of a protected namespace, a write of an object in a namespace that does not exist, and
+// the creation of an object in a namespace that is being deleted. It changes nothing. The check runs in the mutating
+// phase, before all other plugins, so that no plugin creates anything for a namespace that does not exist.
 func (p *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
 	if r.Group == "" && r.Resource == "namespaces" {
@@ -105,8 +105,8 @@ func (p *namespaceLifecycle) bypassInformer(namespace string) {
 	p.deleted[namespace] = now.Add(informerBypassTime)
 }
 
-// bypassesInformer reports whether the namespace was deleted recently, so that the informer may not
-// know that yet and the namespace must be read from the API server.
+// bypassesInformer reports whether the deletion of the namespace was requested within informerBypassTime, so that the
+// informer may not have seen it and the namespace must be read from the API.
 func (p *namespaceLifecycle) bypassesInformer(namespace string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,7 +130,8 @@ func newNamespaceExists(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Validate rejects the request with a NotFound error if its namespace does not exist.
+// Validate rejects the request with a NotFound error if its namespace is neither in the informer nor in the API.
+// Requests without a namespace and for Namespaces are not checked.
 func (p *namespaceExists) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetNamespace() == "" || a.GetResource().GroupResource() == corev1.Resource("namespaces") {
 		return nil

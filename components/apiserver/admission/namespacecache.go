@@ -30,8 +30,9 @@ func newNamespaceCache[T any]() *namespaceCache[T] {
 	return &namespaceCache[T]{lru.New(namespaceCacheSize)}
 }
 
-// get returns the cached objects of the namespace. If there are none, it calls ask, which requests
-// them from the API, and caches the result. The caller owns the slice, but the objects are shared.
+// get returns the cached objects of the namespace, or if there are none or they have expired, those that ask returns,
+// which requests them from the API. It caches the result, also an empty one, but not an error. The caller owns the
+// slice, but the objects are shared.
 func (k *namespaceCache[T]) get(namespace string, ask func() ([]T, error)) ([]T, error) {
 	if said, ok := k.entries.Get(namespace); ok {
 		if said, ok := said.(cachedObjects[T]); ok && time.Now().Before(said.expires) {

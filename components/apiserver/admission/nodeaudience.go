@@ -12,8 +12,9 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// checkAudience rejects a kubelet's token request for a pod unless a volume of the pod names the
-// audience (the empty audience is the API server), or an RBAC rule allows the node to request it.
+// checkAudience rejects a kubelet's token request for a pod unless a volume of the pod requests a token for the
+// audience (no audience is the API server), or an RBAC rule allows the node to request it. A request with several
+// audiences is always rejected.
 //
 // https://kep.k8s.io/4412
 func (p *nodeRestriction) checkAudience(ctx context.Context, a admission.Attributes, req *authenticationv1.TokenRequest, pod *corev1.Pod) error {
@@ -44,7 +45,7 @@ func (p *nodeRestriction) checkAudience(ctx context.Context, a admission.Attribu
 
 // isAuthorized reports whether the user of request a is authorized for the verb on a resource in the API group and
 // namespace of the request. account, the name of a service account, is the object name in this check. Without an
-// authorizer, it returns false.
+// authorizer, it returns false. It may return both true and an error, as some authorizers do.
 func (p *nodeRestriction) isAuthorized(ctx context.Context, a admission.Attributes, verb, resource, account string) (bool, error) {
 	if p.authorizer == nil {
 		return false, nil
@@ -58,9 +59,9 @@ func (p *nodeRestriction) isAuthorized(ctx context.Context, a admission.Attribut
 	return decision == authorizer.DecisionAllow, err
 }
 
-// requestsAudience reports whether a volume of the pod requests a token for the audience, itself or
-// through its CSI driver. It returns errors of looking up volumes only if no other volume requests
-// it.
+// requestsAudience reports whether a projected volume of the pod, or the CSI driver of one of its volumes, requests a
+// token for the audience. It returns errors of looking up claims, volumes and drivers only if no other volume
+// requests it.
 func (p *nodeRestriction) requestsAudience(ctx context.Context, pod *corev1.Pod, audience string) (bool, error) {
 	var errs []error
 	for i := range pod.Spec.Volumes {
@@ -93,8 +94,9 @@ func (p *nodeRestriction) requestsAudience(ctx context.Context, pod *corev1.Pod,
 	return false, utilerrors.NewAggregate(errs)
 }
 
-// csiDriver returns the name of the CSI driver that provides a volume of the pod, looked up through
-// the volume's claim if it has one. It returns "" for volumes without a CSI driver.
+// csiDriver returns the name of the CSI driver that provides a volume of the pod, looked up through the volume's
+// claim if it has one. It returns "" for volumes without a CSI driver, and an error if the claim is not bound or an
+// object does not exist.
 func (p *nodeRestriction) csiDriver(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (string, error) {
 	var claim string
 	switch {

@@ -12,9 +12,9 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// podCertificate rejects a kubelet's PodCertificateRequest unless its pod runs on the node and all
-// UIDs and names in it are those of existing objects. Errors other than Forbidden may be caused by
-// a cache that lags behind, so the kubelet retries.
+// podCertificate rejects any write of a PodCertificateRequest by a kubelet except its creation, and the creation
+// unless the pod runs on the node, is no mirror pod, and all UIDs and names in the request are those of existing
+// objects. Errors other than Forbidden may be caused by a cache that lags behind, so the kubelet may retry.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#pod-certificate-requests
 func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a admission.Attributes) error {

@@ -42,8 +42,9 @@ func newNodeRestriction(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Admit rejects a write by a kubelet that does not concern its own node. It changes nothing, but
-// runs in the mutating phase, as in upstream, before plugins that set the fields that it checks.
+// Admit rejects a write by a kubelet that does not concern its own node or a pod on it, or changes fields that a
+// kubelet must not set. Requests of other users are not checked. It changes nothing, but runs in the mutating phase,
+// as in upstream, before plugins that set the fields that it checks.
 func (p *nodeRestriction) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	u := a.GetUserInfo()
 	node, ok := authz.NodeName(u)
@@ -86,8 +87,8 @@ func (p *nodeRestriction) Admit(ctx context.Context, a admission.Attributes, _ a
 	return nil
 }
 
-// unexpectedType returns the error that rejects a request because obj, or if obj is nil the object
-// of the request, has an unexpected type.
+// unexpectedType returns the Forbidden error that rejects a request because obj has an unexpected type. If obj is
+// nil, the error names the type of the request's object.
 func unexpectedType(a admission.Attributes, obj any) error {
 	if obj == nil {
 		obj = a.GetObject()
@@ -95,8 +96,8 @@ func unexpectedType(a admission.Attributes, obj any) error {
 	return forbid(a, "unexpected type %T", obj)
 }
 
-// nodeItself rejects a write of another Node than the kubelet's own, and changes of taints, owners
-// and labels that a kubelet must not set.
+// nodeItself rejects a kubelet's write of another Node than its own. It also rejects changes of taints and owners, a
+// new spec.configSource, and labels that a kubelet must not set.
 func nodeItself(node string, a admission.Attributes) error {
 	name := a.GetName()
 	if meta, ok := a.GetObject().(metav1.Object); ok && name == "" && a.GetOperation() == admission.Create {
@@ -145,8 +146,9 @@ func nodeItself(node string, a admission.Attributes) error {
 	return nil
 }
 
-// forbiddenLabels returns the names of the labels that a kubelet changes but may not change,
-// sorted. old is nil for a new node.
+// forbiddenLabels returns the keys of the labels that a kubelet adds, changes or removes but may not, sorted: those
+// below node-restriction.kubernetes.io, and those of kubernetes.io and k8s.io that are not the kubelet's. old is nil
+// for a new node.
 func forbiddenLabels(labels, old map[string]string) []string {
 	var bad []string
 	check := func(key string) {
@@ -174,8 +176,8 @@ func forbiddenLabels(labels, old map[string]string) []string {
 	return bad
 }
 
-// claimStatus allows a kubelet to change only those fields of a claim's status that change when a
-// volume is expanded on the node.
+// claimStatus rejects a kubelet's write of a PersistentVolumeClaim unless it updates the status, and only the fields
+// that change when a volume is expanded on the node: capacity, conditions and allocated resources.
 func claimStatus(node string, a admission.Attributes) error {
 	if a.GetSubresource() != "status" {
 		return forbid(a, "may only update PVC status")
@@ -207,7 +209,8 @@ func claimStatus(node string, a admission.Attributes) error {
 	return nil
 }
 
-// token rejects a kubelet's token request unless it is for a pod that runs on the node.
+// token rejects a kubelet's token request unless it is bound, by name and UID, to a pod that runs on the node, and
+// checkAudience permits its audience. Other requests for service accounts are not checked.
 func (p *nodeRestriction) token(ctx context.Context, node string, a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetSubresource() != "token" {
 		return nil
@@ -243,7 +246,8 @@ func (p *nodeRestriction) token(ctx context.Context, node string, a admission.At
 	return p.checkAudience(ctx, a, req, pod)
 }
 
-// lease allows a kubelet to write only the Lease of its node.
+// lease rejects a kubelet's write of a Lease outside of the namespace kube-node-lease, or with another name than that
+// of its node.
 func lease(node string, a admission.Attributes) error {
 	if a.GetNamespace() != corev1.NamespaceNodeLease {
 		return forbid(a, "can only access leases in the %q system namespace", corev1.NamespaceNodeLease)
@@ -262,7 +266,7 @@ func lease(node string, a admission.Attributes) error {
 	return nil
 }
 
-// csiNode allows a kubelet to write only the CSINode of its node.
+// csiNode rejects a kubelet's write of a CSINode that does not have the name of its node.
 func csiNode(node string, a admission.Attributes) error {
 	name := a.GetName()
 	if a.GetOperation() == admission.Create {
@@ -278,7 +282,8 @@ func csiNode(node string, a admission.Attributes) error {
 	return nil
 }
 
-// resourceSlice allows a kubelet to create and delete only ResourceSlices of its node.
+// resourceSlice rejects the creation and deletion of a ResourceSlice by a kubelet unless its spec names the kubelet's
+// node. Updates need no check, because the node name is immutable.
 func resourceSlice(node string, a admission.Attributes) error {
 	var obj any
 	var what string
@@ -302,7 +307,8 @@ func resourceSlice(node string, a admission.Attributes) error {
 	return nil
 }
 
-// signingRequest rejects a kubelet's requests for kubelet certificates of other nodes.
+// signingRequest rejects a new CertificateSigningRequest of a kubelet for one of the two signers of kubelet
+// certificates if its common name is not that of the kubelet's node.
 func signingRequest(node string, a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetSubresource() != "" {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// find returns a pod from the cache, or from the API if the cache does not have it.
+// find returns a pod from the informer or cache of the plugin, or from the API if that does not have it.
 func (p *nodeRestriction) find(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	if pod, ok := p.pods.Pod(namespace, name); ok {
 		return pod, nil
@@ -20,7 +20,8 @@ func (p *nodeRestriction) find(ctx context.Context, namespace, name string) (*co
 	return p.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// pod allows a kubelet to create mirror pods on its own node and to delete pods of its node.
+// pod rejects a kubelet's write of a pod unless it creates a permitted mirror pod or deletes a pod that is assigned
+// to its node. Updates are always rejected; the status is a separate request.
 func (p *nodeRestriction) pod(ctx context.Context, node string, a admission.Attributes) error {
 	switch op := a.GetOperation(); op {
 	case admission.Create:
@@ -42,8 +43,8 @@ func (p *nodeRestriction) pod(ctx context.Context, node string, a admission.Attr
 	}
 }
 
-// newPod rejects a kubelet's new pod unless it is a mirror pod that is assigned to the node, is
-// owned by the node, and refers to no other objects.
+// newPod rejects a kubelet's new pod unless it is a mirror pod that is assigned to the node, has the node as its only
+// owner and controller, and refers to no other objects of the API, such as Secrets or claims.
 func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.Attributes) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok {
@@ -86,8 +87,8 @@ func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.A
 	return nil
 }
 
-// podStatus allows a kubelet to update the status only of pods on its own node, and not the labels
-// or the resource claims in it.
+// podStatus rejects a kubelet's update of a pod's status if the pod is not assigned to its node, or if the update
+// changes labels or the statuses of resource claims, which controllers and the scheduler set.
 func podStatus(node string, a admission.Attributes) error {
 	if op := a.GetOperation(); op != admission.Update {
 		return forbid(a, "unexpected operation %q", op)
@@ -118,7 +119,7 @@ func podStatus(node string, a admission.Attributes) error {
 	return nil
 }
 
-// eviction allows a kubelet to evict only pods of its node.
+// eviction rejects a kubelet's eviction of a pod that is not assigned to its node or does not exist.
 func (p *nodeRestriction) eviction(ctx context.Context, node string, a admission.Attributes) error {
 	if op := a.GetOperation(); op != admission.Create {
 		return forbid(a, "unexpected operation %s", op)

@@ -17,15 +17,15 @@ import (
 // nodeSelectorAnnotation is the annotation of a namespace with the node selector for its pods.
 const nodeSelectorAnnotation = "scheduler.alpha.kubernetes.io/node-selector"
 
-// podNodeSelector is the plugin PodNodeSelector. It adds the node selector of the namespace to new
-// pods.
+// podNodeSelector is the plugin PodNodeSelector. It adds the node selector of the namespace, or the cluster's
+// default, to new pods.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#podnodeselector
 type podNodeSelector struct {
 	operations
 	namespaces namespaces
-	// clusterWide is the node selector for namespaces without the annotation. allowed contains, by
-	// namespace, the only labels that its pods may select. An empty set allows all.
+	// clusterWide is the node selector for namespaces without the annotation. allowed contains, by namespace, the
+	// only labels that the node selectors of its pods may contain. An empty set allows all.
 	clusterWide labels.Set
 	allowed     map[string]labels.Set
 }
@@ -51,8 +51,8 @@ func newPodNodeSelector(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// Admit merges the namespace's node selector into that of a new pod, and rejects the pod if they
-// conflict.
+// Admit merges the namespace's node selector into that of a new pod. It rejects the pod if the two conflict or the
+// pod selects labels that are not allowed in the namespace.
 func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") {
@@ -68,8 +68,8 @@ func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, _ a
 	return p.check(a, pod, want)
 }
 
-// Validate rejects a pod whose node selector conflicts with that of its namespace. Other plugins
-// may have changed it.
+// Validate repeats the check of Admit after all mutating plugins, which may have changed the node selector of the
+// pod.
 func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") {
@@ -98,8 +98,8 @@ func (p *podNodeSelector) check(a admission.Attributes, pod *corev1.Pod, want la
 	return nil
 }
 
-// namespaceSelector returns the node selector in the namespace's annotation, or the cluster-wide
-// one if there is no annotation.
+// namespaceSelector returns the node selector in the namespace's annotation, even if it is empty, or the cluster-wide
+// one if there is no annotation. It returns an error if the namespace does not exist or the annotation is invalid.
 func (p *podNodeSelector) namespaceSelector(ctx context.Context, name string) (labels.Set, error) {
 	ns, err := p.namespaces.get(ctx, name)
 	if err != nil {

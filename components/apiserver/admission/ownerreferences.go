@@ -34,7 +34,8 @@ func newOwnerReferences(cfg *Config) (admission.Interface, error) {
 }
 
 // Validate rejects a request that changes owner references if the user lacks the permission to delete the object, or
-// to set finalizers on an owner for which the request sets blockOwnerDeletion.
+// to set finalizers on an owner for which the request sets blockOwnerDeletion. Updates of a pod's status are not
+// checked, because they cannot change owners.
 func (p *ownerReferences) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
 	// A status update of a pod cannot change its owners.
@@ -85,8 +86,8 @@ func ownersOf(obj runtime.Object) []metav1.OwnerReference {
 	return nil
 }
 
-// newlyBlocking returns the owners in owners for which blockOwnerDeletion is set and was not set in
-// before.
+// newlyBlocking returns the references in owners that set blockOwnerDeletion although no reference in before with the
+// same UID did.
 func newlyBlocking(owners, before []metav1.OwnerReference) (out []metav1.OwnerReference) {
 	blocks := func(r metav1.OwnerReference) bool { return ptr.Deref(r.BlockOwnerDeletion, false) }
 	did := map[types.UID]bool{}

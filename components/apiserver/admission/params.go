@@ -47,7 +47,8 @@ func paramKindOf(obj runtime.Object) *admissionv1.ParamKind {
 	return nil
 }
 
-// Validate rejects a policy or binding whose author lacks the permission to read its parameters.
+// Validate rejects an admission policy or binding whose author lacks the permission to read its parameters. It does
+// not check superusers, objects without parameters, and updates that do not change the parameters.
 func (p PolicyParams) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetResource().Group != admissionv1.GroupName || a.GetSubresource() != "" {
 		return nil
@@ -78,8 +79,8 @@ func (p PolicyParams) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return forbidField(a, "paramKind", err)
 }
 
-// forbidField returns an Invalid error that forbids the value of the field spec.name because of
-// err.
+// forbidField returns an Invalid error for the object of the request whose cause is that the field spec.name is
+// forbidden because of err.
 func forbidField(a admission.Attributes, name string, err error) error {
 	named := a.GetName()
 	if meta, ok := a.GetObject().(metav1.Object); ok {
@@ -100,9 +101,9 @@ func paramRefOf(obj runtime.Object) (ref *admissionv1.ParamRef, policy string, o
 	return nil, "", false
 }
 
-// binding returns an error unless the author of a binding may read the parameters ref of the policy
-// with the name. If the parameter kind cannot be determined, the author must be allowed to read all
-// resources.
+// binding returns an error unless the author of a binding may read the parameters to which ref refers, of the policy
+// with the name. If the parameter kind cannot be determined, the author must be allowed to read all resources. It
+// returns nil for superusers, without ref, and if an update changes neither the policy nor the parameters.
 func (p PolicyParams) binding(ctx context.Context, a admission.Attributes, ref *admissionv1.ParamRef, policy string) error {
 	u := a.GetUserInfo()
 	if ref == nil || isSuperuser(u) {
@@ -151,8 +152,9 @@ func (p PolicyParams) binding(ctx context.Context, a admission.Attributes, ref *
 	return forbidField(a, "paramRef", err)
 }
 
-// paramKind returns the parameter kind of the policy with the name, of the type that belongs to the
-// binding, or nil if it has no parameters.
+// paramKind returns the parameter kind of the policy with the name, read from the API, or nil if it has no
+// parameters. The policy is a mutating or a validating one, like the binding. It returns an error if the policy
+// cannot be read.
 func (p PolicyParams) paramKind(ctx context.Context, binding runtime.Object, policy string) (*admissionv1.ParamKind, error) {
 	api := p.Kube.AdmissionregistrationV1()
 	if _, ok := binding.(*admissionv1.MutatingAdmissionPolicyBinding); ok {

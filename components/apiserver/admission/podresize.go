@@ -19,7 +19,7 @@ const (
 	causePlatform     metav1.CauseType = "UnsupportedPlatform"
 )
 
-// withCause adds a cause to the Status of an error and returns the error.
+// withCause adds a cause to the Status of err and returns err. It changes nothing if err has no Status with details.
 func withCause(cause metav1.CauseType, err error) error {
 	var status *apierrors.StatusError
 	if errors.As(err, &status) && status.ErrStatus.Details != nil {
@@ -38,8 +38,8 @@ func newPodResize(cfg *Config) (admission.Interface, error) {
 	return podResize{newByNode(cfg)}, nil
 }
 
-// Validate rejects a resize if the pod's requests exceed what the node can allocate, or the node
-// does not run Linux.
+// Validate rejects a resize if the pod's CPU or memory requests exceed what its node can allocate, or the node does
+// not run Linux. Pods that are not assigned to a node are not checked.
 func (p podResize) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, _ := changedOnNode(a, "resize")
 	if pod == nil {

@@ -12,7 +12,7 @@ import (
 type Pods interface {
 	// Pod returns a pod, or false if the cache does not have it. The cache may lag behind.
 	Pod(namespace, name string) (*corev1.Pod, bool)
-	// ListPods returns all pods of a namespace.
+	// ListPods returns all pods of a namespace that the cache has.
 	ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, error)
 }
 

@@ -17,13 +17,14 @@ import (
 	"k8s.io/pod-security-admission/policy"
 )
 
-// podSecurity is the plugin PodSecurity. It enforces the Pod Security Standard that the labels of a
-// namespace select, for pods and for objects that contain pod templates.
+// podSecurity is the plugin PodSecurity. It enforces the Pod Security Standard that the labels of a namespace select
+// for pods. For objects that contain pod templates, such as Deployments, it only warns and audits.
 //
 // https://kubernetes.io/docs/concepts/security/pod-security-admission/
 type podSecurity struct {
 	operations
 	standard *psa.Admission
+	// subjects are the checked resources: namespaces, pods, and those with a pod template.
 	subjects map[schema.GroupResource]bool
 }
 
@@ -66,8 +67,8 @@ func newPodSecurity(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// Validate rejects a pod that violates the level that the namespace enforces. It adds warnings and
-// audit annotations for the levels that the namespace warns about and audits.
+// Validate rejects a pod that violates the level that its namespace enforces, and a namespace with invalid Pod
+// Security labels. It adds warnings and audit annotations for the levels that the namespace warns about and audits.
 func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !p.subjects[a.GetResource().GroupResource()] {
 		return nil

@@ -49,7 +49,8 @@ func newSecurityMetrics(r prometheus.Registerer, current psaapi.Version) (*secur
 	return m, nil
 }
 
-// RecordEvaluation counts one evaluation of a policy level with its decision.
+// RecordEvaluation counts one evaluation of a policy level with its decision. The version label is "latest" for the
+// privileged level, which is the same in all versions, and "future" for versions after that of this server.
 func (m *securityMetrics) RecordEvaluation(d metrics.Decision, by psaapi.LevelVersion, mode metrics.Mode, a psaapi.Attributes) {
 	version := by.Version.String()
 	switch {

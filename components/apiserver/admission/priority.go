@@ -39,8 +39,9 @@ func newPriority(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Admit sets the priority of a new pod from its PriorityClass, or from the global default class. It
-// rejects a pod whose class does not exist or that contains another priority.
+// Admit sets the priority and preemption policy of a new pod from its PriorityClass, or from the global default
+// class. It rejects a pod whose class does not exist or that contains other values. In an update of a pod it fills in
+// both from the stored pod if they are missing.
 func (p *priority) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "pods") {
 		return nil
@@ -90,8 +91,9 @@ func (p *priority) Admit(ctx context.Context, a admission.Attributes, _ admissio
 	return nil
 }
 
-// class returns the PriorityClass with the name. For an empty name it returns the global default
-// class, or nil if there is none.
+// class returns the PriorityClass with the name, from the API if the informer does not have it, or a NotFound error.
+// For an empty name it waits until the informer has synced and returns the global default class, or nil if there is
+// none.
 func (p *priority) class(ctx context.Context, name string) (*schedulingv1.PriorityClass, error) {
 	if name == "" {
 		if err := p.gate.Wait(ctx); err != nil {
@@ -124,7 +126,7 @@ func (p *priority) defaultClass() (*schedulingv1.PriorityClass, error) {
 	return found, nil
 }
 
-// Validate rejects a PriorityClass with globalDefault if another class is the global default.
+// Validate rejects a new or updated PriorityClass with globalDefault if another class is the global default.
 func (p *priority) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, schedulingv1.GroupName, "priorityclasses") {
 		return nil

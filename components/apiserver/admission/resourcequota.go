@@ -30,7 +30,8 @@ import (
 )
 
 const (
-	// quotaAttempts limits the retries to reserve from a quota on write conflicts.
+	// quotaAttempts is the maximum number of attempts to add a request's usage to quotas that other clients change
+	// meanwhile.
 	quotaAttempts = 10
 	// writtenQuotasSize is the number of quotas for which the last written state is cached.
 	writtenQuotasSize = 1000
@@ -120,8 +121,9 @@ func limitedResources(data []byte) ([]quotaconfig.LimitedResource, error) {
 	return c.LimitedResources, quotavalidation.ValidateConfiguration(c).ToAggregate()
 }
 
-// Validate reserves what the new or changed object uses in the quotas of its namespace. It returns
-// a Forbidden error if a quota would be exceeded.
+// Validate adds what the new or changed object uses to the usage in the quotas of its namespace. It returns a
+// Forbidden error if a quota would be exceeded. It does nothing for objects without a namespace, for kinds that are
+// never counted, and if the namespace has no quotas and no resource is limited by configuration.
 func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	namespace := a.GetNamespace()
 	if namespace == "" || a.GetOperation() == admission.Create && a.GetKind().GroupKind() == corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind() {
@@ -159,8 +161,8 @@ func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ 
 	return p.reserve(ctx, a, evaluator, quotas)
 }
 
-// devices returns functions that read the device classes, pods and claims from which the usage of a
-// ResourceClaim is computed, through the API. They are called too rarely to justify informers.
+// devices returns functions that read, through the API, the device classes, pods and claims from which the usage of a
+// ResourceClaim is computed. They are called too rarely to justify informers.
 func (p *resourceQuota) devices(ctx context.Context) quota.Devices {
 	return quota.Devices{
 		Classes: func() ([]*resourcev1.DeviceClass, error) {
@@ -196,8 +198,8 @@ func pointers[T any](items []T) []*T {
 	return out
 }
 
-// lock acquires the lock of a namespace. The caller must call done to release it. It returns the
-// error of ctx if ctx is done first.
+// lock acquires the lock of a namespace, so that only one request per namespace changes the usage of quotas at a
+// time. The caller must call done to release it. It returns the error of ctx if ctx is done first.
 func (p *resourceQuota) lock(ctx context.Context, namespace string) (done func(), err error) {
 	p.mu.Lock()
 	t := p.locks[namespace]
@@ -223,8 +225,8 @@ func (p *resourceQuota) lock(ctx context.Context, namespace string) (done func()
 	}
 }
 
-// find returns the namespace's quotas from the informer or, if the informer has none, from the API.
-// They are shared.
+// find returns the namespace's quotas from the informer or, if the informer has none, from the API, whose answer is
+// cached. They are shared and must not be modified.
 func (p *resourceQuota) find(ctx context.Context, namespace string) ([]*corev1.ResourceQuota, error) {
 	found, err := p.lister.ResourceQuotas(namespace).List(labels.Everything())
 	if err == nil && len(found) == 0 {
@@ -245,8 +247,8 @@ func (p *resourceQuota) find(ctx context.Context, namespace string) ([]*corev1.R
 	return found, nil
 }
 
-// quotas returns copies of the namespace's quotas, sorted by name. If this plugin has written a
-// quota and the informer has not seen that yet, it returns the written state.
+// quotas returns copies of the namespace's quotas, sorted by name. If this plugin has written a quota and the
+// informer has not received that write yet, it returns the quota as written.
 func (p *resourceQuota) quotas(ctx context.Context, namespace string) ([]corev1.ResourceQuota, error) {
 	found, err := p.find(ctx, namespace)
 	if err != nil {
@@ -269,15 +271,16 @@ func (p *resourceQuota) quotas(ctx context.Context, namespace string) ([]corev1.
 	return out, nil
 }
 
-// newer reports whether a has a later resource version than b.
+// newer reports whether a has a later resource version than b. It returns false if one of them is invalid.
 func newer(a, b *corev1.ResourceQuota) bool {
 	c, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && c > 0
 }
 
-// reserve adds the usage of the request to quotas and writes those whose usage changes. After a
-// write conflict it reads the quota again and repeats the check. It returns a Forbidden error if a
-// quota would be exceeded. On a dry run it only checks.
+// reserve adds the usage of the request to quotas and writes those whose usage changes. After a write conflict it
+// reads the quota again and repeats the check, up to quotaAttempts times; then it returns the conflict. It ignores
+// quotas that were deleted meanwhile. It returns a Forbidden error if a quota would be exceeded. On a dry run it only
+// checks.
 //
 // The reservation is released if the request fails later.
 func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, evaluator quotav1.Evaluator, quotas []corev1.ResourceQuota) error {
@@ -340,9 +343,9 @@ func (p *resourceQuota) recordWrite(ctx context.Context, base, written *corev1.R
 }
 
 // release subtracts the resources reserved by a failed request from the usage of the quota with the key
-// (NAMESPACE/NAME). since is the writeSequence of the reservation. If another client has written the quota since then,
-// release does nothing: the quota controller has already recalculated the usage without the failed request. If the
-// release fails, the next recalculation corrects the usage.
+// (NAMESPACE/NAME). since is the writeSequence of the reservation. It does nothing if another client has written the
+// quota since then, because the quota controller has then recalculated the usage without the failed request. If the
+// release itself fails, the next recalculation corrects the usage.
 func (p *resourceQuota) release(ctx context.Context, key string, since *writeSequence, reserved corev1.ResourceList) {
 	namespace, _, _ := strings.Cut(key, "/")
 	done, err := p.lock(ctx, namespace)

@@ -30,9 +30,8 @@ func newRuntimeClass(cfg *Config) (admission.Interface, error) {
 	return &runtimeClass{operations: onCreate, lister: cfg.Informers.Node().V1().RuntimeClasses().Lister(), kube: cfg.Kube}, nil
 }
 
-// podAndClass returns the new pod of the request, or nil if the request creates no pod, and its
-// RuntimeClass, or nil if it has none. A class that does not exist is an error that rejects the
-// pod.
+// podAndClass returns the new pod of the request and its RuntimeClass. Both are nil if the request creates no pod;
+// the class is nil if the pod names none. It returns a Forbidden error if the class does not exist.
 func (p *runtimeClass) podAndClass(ctx context.Context, a admission.Attributes) (*corev1.Pod, *nodev1.RuntimeClass, error) {
 	if !isRequestFor(a, "", "pods") {
 		return nil, nil, nil
@@ -55,8 +54,8 @@ func (p *runtimeClass) podAndClass(ctx context.Context, a admission.Attributes) 
 	return pod, class, nil
 }
 
-// Admit sets the overhead, the node selector and the tolerations of the RuntimeClass in a new pod.
-// It rejects a pod that contradicts them.
+// Admit sets the overhead of the RuntimeClass in a new pod and adds its node selector and tolerations. It rejects a
+// pod with another overhead or with a conflicting node selector. It does nothing for pods without a class.
 func (p *runtimeClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, class, err := p.podAndClass(ctx, a)
 	if err != nil || class == nil {
@@ -85,8 +84,8 @@ func (p *runtimeClass) Admit(ctx context.Context, a admission.Attributes, _ admi
 	return nil
 }
 
-// Validate rejects a pod whose overhead is not that of its RuntimeClass. Other plugins may have
-// changed it.
+// Validate rejects a new pod whose overhead is not that of its RuntimeClass, or that has an overhead without such a
+// class. It repeats the check of Admit because other plugins may have changed the pod.
 func (p *runtimeClass) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, class, err := p.podAndClass(ctx, a)
 	if err != nil || pod == nil {

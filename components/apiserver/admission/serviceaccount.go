@@ -29,14 +29,14 @@ const (
 	enforceMountable = "kubernetes.io/enforce-mountable-secrets"
 )
 
-// serviceAccounts is the plugin ServiceAccount. It sets the service account of new pods and mounts
-// its token into every container.
+// serviceAccounts is the plugin ServiceAccount. It sets the service account of new pods and mounts its token into
+// their containers, unless the pod or the account disables that.
 type serviceAccounts struct {
 	operations
 	lister corelisters.ServiceAccountLister
 	kube   kubernetes.Interface
 
-	// added is notified when a service account is added.
+	// added wakes up requests that wait for a service account whenever the informer reports a new one.
 	added broadcast.Broadcast
 }
 
@@ -71,8 +71,9 @@ func (p *serviceAccounts) podToAdmit(a admission.Attributes) (*corev1.Pod, bool)
 	return pod, ok
 }
 
-// Admit sets the service account, the token volume and the image pull secrets of a new pod. It does
-// not change mirror pods.
+// Admit sets the service account of a new pod, "default" if the pod names none, mounts its token unless that is
+// disabled, and sets the account's image pull secrets if the pod has none. It does not change mirror pods. It then
+// validates the pod.
 func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	pod, ok := p.podToAdmit(a)
 	if !ok || a.GetOperation() != admission.Create {
@@ -105,9 +106,9 @@ func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o a
 	return p.Validate(ctx, a, o)
 }
 
-// Validate rejects a pod whose service account does not exist, or that uses Secrets which the
-// account does not list although it limits them. Mirror pods must not use service accounts and
-// Secrets.
+// Validate rejects a new pod or new ephemeral containers if the service account does not exist, or if the pod uses
+// Secrets that the account does not list although its annotation requires that. A mirror pod must not refer to a
+// service account or to Secrets.
 func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := p.podToAdmit(a)
 	if !ok {
@@ -129,8 +130,8 @@ func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, 
 	return nil
 }
 
-// validateMirror rejects a mirror pod that refers to a service account, Secrets or tokens.
-// Otherwise a client with the credentials of a node could get them for any pod.
+// validateMirror rejects a mirror pod that refers to a service account, Secrets, or volumes with tokens, certificates
+// or trust bundles. Otherwise a client with the credentials of a node could get them for any pod.
 func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
 	if pod.Spec.ServiceAccountName != "" {
 		return forbid(a, "a mirror pod may not reference service accounts")
@@ -159,8 +160,9 @@ func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
 	return nil
 }
 
-// limitSecrets rejects a pod that uses Secrets which its service account does not list. It applies
-// to accounts with the annotation enforceMountable.
+// limitSecrets rejects a pod that uses Secrets, in volumes, environment variables or for pulling images, which its
+// service account does not list. The caller calls it only for accounts with the annotation
+// kubernetes.io/enforce-mountable-secrets.
 func limitSecrets(a admission.Attributes, sa *corev1.ServiceAccount, pod *corev1.Pod) error {
 	mountable, pullable := map[string]bool{}, map[string]bool{}
 	for _, s := range sa.Secrets {
@@ -212,9 +214,8 @@ func limitSecrets(a admission.Attributes, sa *corev1.ServiceAccount, pod *corev1
 	return nil
 }
 
-// account returns a service account, from the API if the informer does not have it. A controller
-// creates the account "default" shortly after the namespace, so account waits up to accountTimeout
-// for that one. It returns a NotFound error otherwise.
+// account returns a service account, from the API if the informer does not have it, or a NotFound error. A controller
+// creates the account "default" shortly after the namespace, so account waits up to accountTimeout for that one.
 func (p *serviceAccounts) account(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
 	if sa, err := p.lister.ServiceAccounts(namespace).Get(name); err == nil {
 		return sa, nil
@@ -252,8 +253,9 @@ func automounts(sa *corev1.ServiceAccount, pod *corev1.Pod) bool {
 	return sa.AutomountServiceAccountToken == nil || *sa.AutomountServiceAccountToken
 }
 
-// mountToken mounts the token volume into all containers that have no other mount at its path, and
-// adds the volume if needed. It uses an existing token volume if there is one.
+// mountToken mounts the token volume into all containers and init containers that have no other mount at its path,
+// and adds the volume to the pod if one was mounted. It uses an existing volume whose name begins with
+// kube-api-access-.
 func mountToken(spec *corev1.PodSpec) {
 	name, there := "", false
 	for i := range spec.Volumes {

@@ -22,7 +22,8 @@ func (alwaysAdmit) Validate(context.Context, admission.Attributes, admission.Obj
 	return nil
 }
 
-// alwaysDeny is the plugin AlwaysDeny. It rejects all write requests.
+// alwaysDeny is the plugin AlwaysDeny. It rejects all requests that pass admission: writes and connections such as
+// exec.
 type alwaysDeny struct{ operations }
 
 func newAlwaysDeny(*Config) (admission.Interface, error) { return alwaysDeny{all}, nil }
@@ -40,7 +41,8 @@ func newAlwaysPullImages(*Config) (admission.Interface, error) {
 	return alwaysPullImages{onCreateUpdate}, nil
 }
 
-// Admit sets the pull policy of all containers and image volumes of a pod.
+// Admit sets the pull policy of all containers and image volumes of a new or updated pod, also when ephemeral
+// containers are added.
 func (alwaysPullImages) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || a.GetResource().Resource != "pods" || a.GetSubresource() != "" && a.GetSubresource() != "ephemeralcontainers" {
@@ -70,7 +72,7 @@ func newDenyExternalIPs(*Config) (admission.Interface, error) {
 	return denyExternalIPs{onCreateUpdate}, nil
 }
 
-// Validate rejects a Service with an external IP that it did not have before.
+// Validate rejects a new or updated Service with an external IP that it did not have before.
 func (denyExternalIPs) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	svc, ok := a.GetObject().(*corev1.Service)
 	if !ok || !isRequestFor(a, "", "services") {

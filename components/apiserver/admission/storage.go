@@ -30,8 +30,8 @@ var (
 // spec.storageClassName existed.
 const betaClassAnnotation = corev1.BetaStorageClassAnnotation
 
-// newestDefault returns the newest of the classes for which isDefault returns true, and the first
-// by name if several are equally new. It returns false if there is none.
+// newestDefault returns the newest of the classes for which isDefault returns true, and the first by name if several
+// are equally new. The result is false if there is none.
 func newestDefault[T metav1.Object](all []T, isDefault func(T) bool) (T, bool) {
 	defaults := slices.DeleteFunc(slices.Clone(all), func(c T) bool { return !isDefault(c) })
 	if len(defaults) == 0 {
@@ -60,7 +60,8 @@ func newDefaultStorageClass(cfg *Config) (admission.Interface, error) {
 	return &defaultStorageClass{operations: onCreate, lister: inf.Lister(), gate: syncgate.NewGate(inf.Informer().HasSyncedChecker())}, nil
 }
 
-// Admit sets the storage class of a new claim that names none, if there is a default class.
+// Admit sets the storage class of a new claim that names none, neither in its spec nor in the former annotation, to
+// the newest default class. It does nothing if there is no default class.
 func (p *defaultStorageClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pvc, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
 	if !ok || !isRequestFor(a, "", "persistentvolumeclaims") || pvc.Spec.StorageClassName != nil {
@@ -139,8 +140,8 @@ func newClaimResize(cfg *Config) (admission.Interface, error) {
 	return &claimResize{operations: onUpdate, lister: cfg.Informers.Storage().V1().StorageClasses().Lister(), kube: cfg.Kube}, nil
 }
 
-// Validate rejects a larger request of a claim that is not bound or whose storage class does not
-// allow expansion.
+// Validate rejects an update that increases the storage request of a claim if the claim is not bound or its storage
+// class does not allow expansion.
 func (p *claimResize) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "persistentvolumeclaims") {
 		return nil
@@ -166,8 +167,8 @@ func (p *claimResize) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return nil
 }
 
-// expands reports whether the storage class of the claim allows expansion. It returns false if the
-// claim has, or had, no class.
+// expands reports whether the storage class of the claim allows expansion. It returns false if the claim has, or had,
+// no class, or if the class cannot be read.
 func (p *claimResize) expands(ctx context.Context, pvc, old *corev1.PersistentVolumeClaim) bool {
 	className := func(c *corev1.PersistentVolumeClaim) string {
 		if name, ok := c.Annotations[betaClassAnnotation]; ok {
@@ -207,7 +208,8 @@ func newDefaultIngressClass(cfg *Config) (admission.Interface, error) {
 	return &defaultIngressClass{operations: onCreate, lister: inf.Lister(), gate: syncgate.NewGate(inf.Informer().HasSyncedChecker())}, nil
 }
 
-// Admit sets the class of a new Ingress that names none, if there is a default class.
+// Admit sets the class of a new Ingress that names none, neither in its spec nor in the former annotation, to the
+// newest default class. It does nothing if there is no default class.
 func (p *defaultIngressClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	ing, ok := a.GetObject().(*networkingv1.Ingress)
 	if !ok || !isRequestFor(a, networkingv1.GroupName, "ingresses") || ing.Spec.IngressClassName != nil {

@@ -48,8 +48,9 @@ func newTolerationRestriction(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// Admit adds the namespace's default tolerations to a new pod, and a toleration of memory pressure
-// to pods that are not BestEffort. It rejects the pod if a toleration is not allowed.
+// Admit adds the namespace's default tolerations to a new pod. To a new or updated pod with CPU or memory requests or
+// limits it adds a toleration of memory pressure. It rejects the pod if the namespace does not allow one of its
+// tolerations.
 func (p *tolerationRestriction) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") {
@@ -73,8 +74,9 @@ func (p *tolerationRestriction) Admit(ctx context.Context, a admission.Attribute
 	return p.Validate(ctx, a, o)
 }
 
-// Validate rejects a pod with a toleration that the namespace does not allow. Other plugins may
-// have added it.
+// Validate rejects a pod with a toleration that the namespace does not allow. It repeats the check of Admit because
+// other plugins may have added tolerations. If the namespace has no list of allowed tolerations, or an empty one, all
+// are allowed.
 func (p *tolerationRestriction) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") || len(pod.Spec.Tolerations) == 0 {
@@ -92,8 +94,9 @@ func (p *tolerationRestriction) Validate(ctx context.Context, a admission.Attrib
 	return nil
 }
 
-// namespaceTolerations returns the tolerations that an annotation of the namespace contains. If the namespace does not
-// have the annotation, it returns the tolerations otherwise.
+// namespaceTolerations returns the tolerations that an annotation of the namespace contains, which are none if it is
+// empty. If the namespace does not have the annotation, it returns the tolerations otherwise. It returns an error if
+// the namespace cannot be read or the annotation is not valid JSON.
 func (p *tolerationRestriction) namespaceTolerations(ctx context.Context, namespace, annotation string, otherwise []corev1.Toleration) ([]corev1.Toleration, error) {
 	ns, err := p.namespaces.get(ctx, namespace)
 	if err != nil {
@@ -110,7 +113,8 @@ func (p *tolerationRestriction) namespaceTolerations(ctx context.Context, namesp
 	return out, json.Unmarshal([]byte(text), &out)
 }
 
-// hasComputeResources reports whether any container has a CPU or memory request or limit.
+// hasComputeResources reports whether the pod as a whole, a container or an init container has a CPU or memory
+// request or limit other than zero.
 func hasComputeResources(pod *corev1.Pod) bool {
 	asks := func(r corev1.ResourceRequirements) bool {
 		for _, list := range []corev1.ResourceList{r.Requests, r.Limits} {

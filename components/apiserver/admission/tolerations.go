@@ -27,8 +27,8 @@ func newDefaultTolerations(cfg *Config) (admission.Interface, error) {
 	return defaultTolerations{onCreateUpdate, TolerationSeconds{300, 300}}, nil
 }
 
-// Admit adds tolerations of the taints not-ready and unreachable to a pod, unless the pod has some
-// for these taints.
+// Admit adds tolerations of the NoExecute taints not-ready and unreachable to a new or updated pod, each unless the
+// pod already tolerates the taint.
 func (p defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "pods") {
 		return nil
@@ -84,7 +84,8 @@ func newExtendedResourceToleration(*Config) (admission.Interface, error) {
 	return extendedResourceToleration{onCreateUpdate}, nil
 }
 
-// Admit adds a toleration for each extended resource that the containers request.
+// Admit adds a toleration of the taint with the resource's name for each extended resource that the containers and
+// init containers request, unless the pod has it.
 func (extendedResourceToleration) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "pods") {
 		return nil

@@ -24,8 +24,8 @@ func newPodTopologyLabels(cfg *Config) (admission.Interface, error) {
 	return &podTopologyLabels{operations: onCreate, nodes: cfg.Informers.Core().V1().Nodes().Lister(), kube: cfg.Kube}, nil
 }
 
-// Admit copies the node's labels to a new pod that is assigned to a node, or to a Binding, which
-// passes them to the pod.
+// Admit copies the zone and region labels of the node to a new pod that is already assigned to a node, or to a
+// Binding, which passes them to the pod.
 func (p *podTopologyLabels) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
 	if r.Group != "" || r.Resource != "pods" {
@@ -44,8 +44,8 @@ func (p *podTopologyLabels) Admit(ctx context.Context, a admission.Attributes, _
 	return nil
 }
 
-// copy sets the zone and region labels of the node with the name in to. It does nothing if the node
-// does not exist: a pod can be assigned to a node that has not registered yet.
+// copy sets the zone and region labels of the node with the name in to. It does nothing if the node cannot be read: a
+// pod can be assigned to a node that has not registered yet.
 func (p *podTopologyLabels) copy(ctx context.Context, to *metav1.ObjectMeta, name string) {
 	node, err := p.nodes.Get(name)
 	if err != nil {

@@ -71,8 +71,8 @@ type Plugins struct {
 	all    map[string]admission.Interface
 }
 
-// New returns the plugins. It requests informers for the objects that configure them, so the caller
-// must start the informers afterwards. It returns an error if a configuration file or a static
+// New returns the plugins. It requests informers for the objects that configure them, so the caller must start the
+// informers afterwards. It returns an error if a required field of cfg is nil, or a configuration file or a static
 // manifest is invalid.
 func New(cfg Config) (*Plugins, error) {
 	if cfg.Informers == nil || cfg.Kube == nil || cfg.Dynamic == nil || cfg.Authorizer == nil || cfg.Registry == nil {
@@ -133,7 +133,8 @@ func New(cfg Config) (*Plugins, error) {
 // shared.
 func (p *Plugins) All() map[string]admission.Interface { return p.all }
 
-// Run blocks until ctx is canceled and then stops the goroutines and informers of the plugins.
+// Run blocks until ctx is canceled and then stops the goroutines and informers that the plugins have started. It must
+// be called once.
 func (p *Plugins) Run(ctx context.Context) error {
 	<-ctx.Done()
 	close(p.stop)
@@ -162,8 +163,8 @@ type webhook interface {
 	initializer.WantsManifestLoaders
 }
 
-// mutatingWebhook creates the plugin MutatingAdmissionWebhook and starts its informers. name is the plugin's name,
-// under which its configuration is stored.
+// mutatingWebhook creates the plugin MutatingAdmissionWebhook and starts its informers. name is the plugin's name, by
+// which Config.Files contains its configuration.
 func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 	w, err := mutatingwebhook.NewMutatingWebhook(p.cfg.file(name))
 	if err != nil {
@@ -174,8 +175,8 @@ func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 	return w, p.startWebhook(w)
 }
 
-// validatingWebhook creates the plugin ValidatingAdmissionWebhook and starts its informers. name is the plugin's name,
-// under which its configuration is stored.
+// validatingWebhook creates the plugin ValidatingAdmissionWebhook and starts its informers. name is the plugin's
+// name, by which Config.Files contains its configuration.
 func (p *Plugins) validatingWebhook(name string) (admission.Interface, error) {
 	w, err := validatingwebhook.NewValidatingAdmissionWebhook(p.cfg.file(name))
 	if err != nil {
@@ -218,8 +219,9 @@ type policy interface {
 	initializer.WantsManifestLoaders
 }
 
-// mutatingPolicy creates the plugin MutatingAdmissionPolicy. name is the key of its configuration
-// in Config.Files.
+// mutatingPolicy creates the plugin MutatingAdmissionPolicy, starts its informers, and waits until the plugin has
+// requested the OpenAPI schemas, unless its feature is disabled. name is the key of its configuration in
+// Config.Files.
 func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	x, err := mutatingpolicy.NewPlugin(p.cfg.file(name))
 	if err != nil {
@@ -242,7 +244,7 @@ func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	return x, nil
 }
 
-// validatingPolicy creates the plugin ValidatingAdmissionPolicy. name is the key of its
+// validatingPolicy creates the plugin ValidatingAdmissionPolicy and starts its informers. name is the key of its
 // configuration in Config.Files.
 func (p *Plugins) validatingPolicy(name string) (admission.Interface, error) {
 	x, err := validatingpolicy.NewPlugin(p.cfg.file(name))
@@ -269,8 +271,8 @@ func (p *Plugins) startPolicy(x policy, kube kubernetes.Interface) error {
 	return nil
 }
 
-// instrumented returns a wrapper of the client configurations of webhooks, with which their requests are recorded in
-// by, the metrics of requests.
+// instrumented returns a wrapper of the client configurations of webhooks. Clients with a wrapped configuration count
+// their requests to webhooks in by.
 func instrumented(by *componentmetrics.Requests) webhookutil.AuthenticationInfoResolverWrapper {
 	return func(how webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
 		wrap := func(cfg *rest.Config, err error) (*rest.Config, error) {

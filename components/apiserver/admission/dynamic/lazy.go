@@ -13,12 +13,13 @@ import (
 	"hyperkube/components/apiserver/syncgate"
 )
 
-// lazy is a plugin that is created when the first object that configures it appears. It is safe for
-// concurrent use.
+// lazy is an admission plugin for webhooks or policies that is created by the first request after an object that
+// configures it exists. It is safe for concurrent use.
 type lazy struct {
 	name string
 	ops  []admission.Operation
-	// count is the number of objects that configure the plugin. It is accurate once gate is open.
+	// count is the number of objects that configure the plugin. It is accurate once gate is open, which means that
+	// the informer of these objects has synced.
 	count atomic.Int64
 	gate  *syncgate.Gate
 	make  func(name string) (admission.Interface, error)
@@ -32,9 +33,9 @@ type lazy struct {
 // without creating the plugin.
 func (l *lazy) Handles(op admission.Operation) bool { return slices.Contains(l.ops, op) }
 
-// get returns the plugin, which it creates on first use, or nil if no object configures it. It
-// returns an error that rejects the request if the informer has not synced in time or the plugin
-// cannot be created.
+// get returns the plugin, which it creates on first use, or nil if no object configures it. It returns an error that
+// rejects the request if the informer has not synced in time or the plugin cannot be created; it does not try to
+// create the plugin again.
 func (l *lazy) get(ctx context.Context, a admission.Attributes) (admission.Interface, error) {
 	if err := l.gate.Wait(ctx); err != nil {
 		return nil, admission.NewForbidden(a, fmt.Errorf("not yet ready to handle request"))

@@ -25,10 +25,9 @@ import (
 	"hyperkube/internal/api/admissionregistration"
 )
 
-// manifests loads webhook configurations and policies from files in a directory of this machine, in
-// addition to those of the API. They are in effect from the first request on, and clients cannot
-// delete them through the API, which also reserves their names. The plugins watch the directories
-// themselves.
+// manifests loads webhook configurations and admission policies from files in a directory of this machine, in
+// addition to those of the API. They are in effect from the first request on, and clients cannot delete them through
+// the API, which also reserves their names. The admission plugins watch the directories themselves.
 //
 // https://kep.k8s.io/5793
 type manifests struct {
@@ -128,10 +127,10 @@ func (m *manifests) loaders() *initializer.ManifestLoaders {
 	}
 }
 
-// manifestItems returns a function that extracts the objects of one kind from a decoded manifest,
-// which is an object or a list, and defaults and validates them as the API does. plural is the
-// resource of the kind, items returns the items of a list. For another kind the function returns
-// the error other, or a generic error if other is nil.
+// manifestItems returns a function that extracts the objects of one kind from a decoded manifest, which is an object
+// or a list, and defaults and validates them as the API does. plural is the resource of the kind, items returns the
+// items of a list. For a manifest of another kind the function returns the error other, or a generic error if other
+// is nil.
 func manifestItems[T, L any, P interface {
 	*T
 	api.Object
@@ -164,8 +163,9 @@ func manifestItems[T, L any, P interface {
 	}
 }
 
-// defaultAndValidate sets the defaults of an object from a manifest and validates it. plural is the
-// resource of its kind.
+// defaultAndValidate sets the defaults of an object from a manifest and validates it, except that its name may have
+// the reserved suffix of static manifests. plural is the resource of its kind. It returns an error if that is not
+// served.
 func (m *manifests) defaultAndValidate(plural string, obj api.Object) error {
 	res := m.find(plural)
 	if res == nil {

@@ -8,12 +8,12 @@ import (
 	"k8s.io/client-go/openapi"
 )
 
-// schemas is a client whose list of OpenAPI schemas has already been requested when the plugin of
-// mutating policies asks for it.
+// schemas is a client whose list of OpenAPI schemas has already been requested when the admission plugin of mutating
+// policies requests it.
 //
-// The plugin requests the list in the background and rejects objects with 503 until it has the list.
-// Upstream's API server creates the plugin when it starts, long before the first policy. This API server creates
-// it when the first policy is bound, and the client of that policy may create an object immediately.
+// The plugin requests the list in the background and rejects objects with 503 until it has the list. Upstream's API
+// server creates the plugin when it starts, long before the first policy. This API server creates it when the first
+// policy is bound, and the client of that policy may create an object immediately.
 type schemas struct {
 	kubernetes.Interface
 	client *prefetched

@@ -28,8 +28,9 @@ func newServices(f informers.SharedInformerFactory) *services {
 	return s
 }
 
-// ResolveEndpoint implements webhook.ServiceResolver. It returns the URL for a port of a Service.
-// It waits until the informers have synced.
+// ResolveEndpoint implements webhook.ServiceResolver. It returns the URL for a port of a Service, at an endpoint or
+// otherwise at the cluster IP. It first waits until the informers have synced, with the timeout of the gate, and
+// returns an error if they have not.
 func (s *services) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
 	// The interface has no context. The gate's timeout limits the wait.
 	if err := s.gate.Wait(context.Background()); err != nil {

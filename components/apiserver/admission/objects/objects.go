@@ -29,7 +29,7 @@ func (objects) GetObjectCreater() runtime.ObjectCreater { return scheme.Scheme }
 // GetObjectTyper returns client-go's scheme, which knows the kinds of all built-in types.
 func (objects) GetObjectTyper() runtime.ObjectTyper { return scheme.Scheme }
 
-// GetObjectDefaulter returns o itself; see Default.
+// GetObjectDefaulter returns o itself, whose method Default sets the defaults of built-in kinds.
 func (o objects) GetObjectDefaulter() runtime.ObjectDefaulter { return o }
 
 // GetObjectConvertor returns a convertor between the served versions of each kind.
@@ -51,8 +51,8 @@ func (o objects) resource(obj runtime.Object) *registry.Resource {
 	return o.registry.Kind(kinds[0])
 }
 
-// Default sets the default values of a built-in object. It does nothing for objects whose kind is
-// not served.
+// Default sets the default values of a built-in object. It does nothing for objects whose kind is not served, such as
+// custom resources.
 func (o objects) Default(in runtime.Object) {
 	obj, ok := in.(api.Object)
 	if !ok {
@@ -67,8 +67,8 @@ func (o objects) Default(in runtime.Object) {
 // objects, so that a webhook for one of them is also called for the others.
 type equivalents struct{ registry *registry.Registry }
 
-// EquivalentResourcesFor returns the resources, including gvr itself, that serve the same objects
-// as gvr and have the subresource.
+// EquivalentResourcesFor returns the resources, including gvr itself, that serve the same stored objects as gvr and
+// have the subresource. It returns nil if gvr is not served or stores no objects.
 func (e equivalents) EquivalentResourcesFor(gvr schema.GroupVersionResource, subresource string) []schema.GroupVersionResource {
 	r := e.registry.Lookup(gvr)
 	if r == nil || r.Collection == nil {
@@ -111,8 +111,8 @@ func (e equivalents) KindFor(gvr schema.GroupVersionResource, subresource string
 // share memory with the input.
 type convertor struct{ objects objects }
 
-// Convert converts in to the type of out and stores the result in out. The apiVersion and kind of
-// out are kept.
+// Convert converts in to the type of out and stores the result in out. The apiVersion and kind of out are kept. It
+// returns an error if the two types are not versions of one kind.
 func (c convertor) Convert(in, out, _ any) error {
 	from, ok1 := in.(runtime.Object)
 	to, ok2 := out.(runtime.Object)
@@ -143,7 +143,7 @@ func (c convertor) Convert(in, out, _ any) error {
 	return nil
 }
 
-// copyIfSameType assigns *from to *to and returns true if both have the same type.
+// copyIfSameType assigns *from to *to and returns true if both have the same type. Otherwise it returns false.
 func copyIfSameType(from, to runtime.Object) bool {
 	f, t := reflect.ValueOf(from), reflect.ValueOf(to)
 	if f.Type() != t.Type() || f.Kind() != reflect.Pointer {
