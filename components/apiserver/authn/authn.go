@@ -61,7 +61,7 @@ type Config struct {
 	// is not empty, this is limited to these paths.
 	Anonymous      bool
 	AnonymousPaths []string
-	// Log must not be nil.
+	// Log receives messages about reloaded files. It must not be nil.
 	Log *slog.Logger
 }
 
@@ -157,8 +157,8 @@ func New(cfg Config) (*Authenticator, error) {
 	return a, nil
 }
 
-// Run reloads the CA bundles and the authentication configuration when their files change, until
-// ctx is canceled.
+// Run reloads the CA bundles and the authentication configuration when their files change, until ctx is canceled. It
+// returns an error if the directory of a file cannot be watched.
 func (a *Authenticator) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, b := range a.bundles {
@@ -172,10 +172,10 @@ func (a *Authenticator) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// ClientCAs returns the CAs of accepted client certificates, including those of front proxies, or
-// nil if there are none. A TLS server announces them to its clients. Call it for every connection
-// (tls.Config.GetConfigForClient), because the CAs may change. It returns the same pool as long as
-// they have not changed.
+// ClientCAs returns the CAs of accepted client certificates, including those of front proxies, or nil if none are
+// configured. A TLS server announces them to its clients. Call it for every connection
+// (tls.Config.GetConfigForClient), because the CAs may change. It returns the same pool as long as they have not
+// changed.
 func (a *Authenticator) ClientCAs() *x509.CertPool {
 	if len(a.bundles) == 0 {
 		return nil
@@ -202,8 +202,8 @@ type joinedPools struct {
 	pool    *x509.CertPool
 }
 
-// CABundles returns the current CA bundles for clients and front proxies, for the ConfigMap
-// kube-system/extension-apiserver-authentication. Either may be nil.
+// CABundles returns the current CA bundles for clients and front proxies in PEM, for the ConfigMap
+// kube-system/extension-apiserver-authentication. Either is nil if it is not configured. They must not be modified.
 func (a *Authenticator) CABundles() (client, frontProxy []byte) {
 	if a.clientCA != nil {
 		client = a.clientCA.PEM()
@@ -225,10 +225,10 @@ func (a *Authenticator) notifyChanged() {
 	}
 }
 
-// AuthenticateRequest authenticates req. Without credentials it returns false if anonymous access
-// is not allowed. Wrong credentials are an error and never fall back to anonymous. It removes the
-// credentials that it used from the headers. It always removes the headers of front proxies, so
-// that no later handler trusts them.
+// AuthenticateRequest authenticates req. Without credentials it returns the anonymous user, or false if anonymous
+// access is not allowed for the path. Wrong credentials are an error, unless other credentials of the request are
+// valid, and never fall back to anonymous. If it succeeds, it removes the headers of front proxies, so that no later
+// handler trusts them.
 func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	resp, ok, err := a.authenticate(req)
 	if ok && err == nil {
@@ -237,9 +237,9 @@ func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.R
 	return resp, ok, err
 }
 
-// authenticate tries the authenticators in order. It returns the first user found, otherwise the
-// errors of all of them, and without credentials the anonymous user if that is allowed for the
-// path.
+// authenticate tries the authenticators in order and returns the first user found. If none is found it returns the
+// errors of all of them. Without errors, which means without credentials, it returns the anonymous user if that is
+// allowed for the path, and otherwise false.
 func (a *Authenticator) authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 	var errs []error
 	for _, r := range a.requests {
@@ -273,8 +273,9 @@ func (a *Authenticator) anonymousAllowed(path string) bool {
 	return a.cfg.Anonymous && (len(a.cfg.AnonymousPaths) == 0 || slices.Contains(a.cfg.AnonymousPaths, path))
 }
 
-// AuthenticateToken authenticates a bearer token, for requests and for TokenReviews. It returns
-// false if no authenticator recognizes the token, and the errors of those that rejected it.
+// AuthenticateToken authenticates a bearer token, for requests and for TokenReviews. It returns the user of the first
+// authenticator that accepts the token. Otherwise it returns false and the errors of the authenticators that rejected
+// it; the error is nil if none recognizes the token.
 func (a *Authenticator) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	var errs []error
 	for _, t := range a.tokens {

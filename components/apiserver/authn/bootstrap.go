@@ -37,8 +37,9 @@ var (
 // authentication. It has no details because clients see it.
 var errBootstrapToken = errors.New("the bootstrap token is not valid")
 
-// AuthenticateToken implements authenticator.Token. It returns false if the token does not have the
-// format of a bootstrap token or has no Secret, and an error if it is wrong or expired.
+// AuthenticateToken implements authenticator.Token. It returns false if the token does not have the format of a
+// bootstrap token or its ID has no Secret. It returns an error if the token is wrong, expired or not for
+// authentication, or the Secret cannot be read.
 func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	m := bootstrapToken.FindStringSubmatch(token)
 	if m == nil {
@@ -59,8 +60,9 @@ func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*
 	return &authenticator.Response{User: &user.DefaultInfo{Name: "system:bootstrap:" + id, Groups: groups}}, true, nil
 }
 
-// check verifies a token against its Secret. It returns the groups that the Secret assigns to the
-// user, and false if the token is wrong, expired or not for authentication.
+// check verifies a token against its Secret. It returns the groups that the Secret assigns to the user. It returns
+// false if the token is wrong, expired or not for authentication, or the Secret is being deleted or names an invalid
+// group.
 func (b bootstrapTokens) check(secret *corev1.Secret, id, secretPart string) ([]string, bool) {
 	data := func(key string) string { return string(secret.Data[key]) }
 	switch {

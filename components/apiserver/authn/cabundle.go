@@ -28,8 +28,8 @@ type caPool struct {
 	pem  []byte
 }
 
-// LoadCABundle reads the CA bundle file at path. It returns an error if the file contains no
-// certificates. The caller must call Run so that the file is reloaded.
+// LoadCABundle reads the CA bundle file at path. It returns an error if the file contains no certificates or an
+// invalid one. The caller must call Run so that the file is reloaded.
 func LoadCABundle(path string) (*CABundle, error) {
 	b := &CABundle{path: path}
 	if err := b.reload(); err != nil {
@@ -38,10 +38,11 @@ func LoadCABundle(path string) (*CABundle, error) {
 	return b, nil
 }
 
-// PEM returns the current content of the file. It must not be modified.
+// PEM returns the content of the file as last loaded. It must not be modified.
 func (b *CABundle) PEM() []byte { return b.current.Load().pem }
 
-// reload reads the file. It keeps the current content if the new one is unchanged or invalid.
+// reload reads the file. If the content is unchanged, or an error is returned because the file cannot be read, is
+// invalid or has no certificates, the current bundle stays in use.
 func (b *CABundle) reload() error {
 	data, err := os.ReadFile(b.path)
 	if err != nil {
@@ -81,17 +82,18 @@ func parsePool(data []byte) (*x509.CertPool, int, error) {
 	}
 }
 
-// Run watches the file until ctx is canceled, and calls changed after each reload. If the new
-// content is invalid, Run logs an error and keeps the previous content.
+// Run watches the file until ctx is canceled, and calls changed after the content in use has changed. If the new
+// content is invalid, Run logs an error and keeps the previous content, as it does if the file is deleted. It returns
+// an error if the directory cannot be watched.
 func (b *CABundle) Run(ctx context.Context, log *slog.Logger, changed func()) error {
 	seen := sha256.Sum256(b.PEM())
 	return configfile.Follow(ctx, b.path, log, func() {
 		if err := b.reload(); err != nil && !errors.Is(err, os.ErrNotExist) {
-			log.ErrorContext(ctx, "reloading CA bundle for client certificates failed; the previous bundle stays in use: fix the file, it is then reloaded", "file", b.path, "err", err)
+			log.ErrorContext(ctx, "reloading CA bundle that verifies clients or front proxies failed; the previous bundle stays in use: fix the file, it is then reloaded", "file", b.path, "err", err)
 		}
 		if now := sha256.Sum256(b.PEM()); now != seen {
 			seen = now
-			log.InfoContext(ctx, "CA bundle for client certificates reloaded after a change of the file, it is in use now", "file", b.path)
+			log.InfoContext(ctx, "CA bundle that verifies clients or front proxies reloaded after a change of the file, it is in use now", "file", b.path)
 			changed()
 		}
 	})

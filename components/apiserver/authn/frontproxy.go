@@ -22,8 +22,8 @@ type FrontProxy struct {
 	// AllowedNames are the common names of proxies. If empty, all certificates signed by CA are
 	// allowed.
 	AllowedNames []string
-	// The headers that contain the user. The defaults are X-Remote-User, X-Remote-Uid,
-	// X-Remote-Group and X-Remote-Extra-.
+	// UsernameHeaders, UIDHeaders, GroupHeaders and ExtraHeaderPrefixes name the headers that contain the user. The
+	// defaults are X-Remote-User, X-Remote-Uid, X-Remote-Group and X-Remote-Extra-.
 	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraHeaderPrefixes []string
 }
 
@@ -50,11 +50,11 @@ func (f FrontProxy) Defaulted() FrontProxy {
 	return f
 }
 
-// errOverlap is the error of New if the client CA could also sign certificates of front proxies and
-// no proxy names are configured. Any client certificate could then set arbitrary users.
+// errOverlap is the error of New if the client CA and the front proxy CA have a certificate in common and no proxy
+// names are configured. Any client certificate could then set arbitrary users.
 var errOverlap = errors.New("--requestheader-client-ca-file and --client-ca-file contain overlapping certificates; --requestheader-allowed-names must be specified to ensure regular client certificates cannot set authenticating proxy headers for arbitrary users")
 
-// shareCertificate reports whether two PEM bundles have a certificate in common.
+// shareCertificate reports whether two PEM bundles have a certificate in common. It returns false if one is invalid.
 func shareCertificate(a, b []byte) bool {
 	one, err := certutil.ParseCertsPEM(a)
 	if err != nil {
@@ -76,8 +76,9 @@ func newFrontProxy(cfg FrontProxy) (*frontProxy, error) {
 	return &frontProxy{verifier: newVerifier(cfg.CA), names: cfg.AllowedNames, headers: headers}, nil
 }
 
-// AuthenticateRequest implements authenticator.Request. It returns false if the request has no
-// certificate of a front proxy, and an error if the name in the certificate is not allowed.
+// AuthenticateRequest implements authenticator.Request. It returns the user in the headers if the request has a valid
+// certificate of a front proxy. It returns false if it has none or names no user, and an error if the common name of
+// the certificate is not allowed.
 func (f *frontProxy) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	// Requests with any client certificate reach this code, most of them signed by another CA.
 	// Those are not an error but are ignored here.
@@ -95,8 +96,8 @@ func (f *frontProxy) AuthenticateRequest(req *http.Request) (*authenticator.Resp
 // configured ones.
 type proxyHeaders []FrontProxy
 
-// clear removes the headers that name users from h, so that clients cannot impersonate users with
-// them and aggregated servers do not see them.
+// clear removes the headers that name users from h, so that handlers and aggregated servers do not see headers that a
+// client may have forged.
 func (p proxyHeaders) clear(h http.Header) {
 	for _, f := range p {
 		headerrequest.ClearAuthenticationHeaders(h, headerrequest.StaticStringSlice(f.UsernameHeaders), headerrequest.StaticStringSlice(f.UIDHeaders),

@@ -34,12 +34,14 @@ type OIDC struct {
 	IssuerURL, ClientID string
 	// CAFile verifies the issuer's server certificate. If empty, the host's root CAs are used.
 	CAFile string
-	// UsernameClaim is "sub" by default. The username is prefixed with the issuer unless the claim
-	// is "email" or UsernamePrefix is set. The prefix "-" means no prefix.
+	// UsernameClaim is the claim with the user name, "sub" by default. UsernamePrefix is put before the name; "-"
+	// means no prefix. If it is empty, the prefix is the issuer's URL and "#", or none if the claim is "email".
 	UsernameClaim, UsernamePrefix string
-	GroupsClaim, GroupsPrefix     string
-	// SigningAlgs is RS256 by default.
-	SigningAlgs    []string
+	// GroupsClaim is the claim with the user's groups, each of which gets GroupsPrefix. Empty means no groups.
+	GroupsClaim, GroupsPrefix string
+	// SigningAlgs are the accepted signing algorithms of tokens. Empty means RS256.
+	SigningAlgs []string
+	// RequiredClaims are claims that a token must contain with these values.
 	RequiredClaims map[string]string
 }
 
@@ -118,12 +120,11 @@ type issuers struct {
 	// offline is true if the issuers are only validated, and never contacted.
 	offline bool
 
-	// ctx is canceled when Run returns. It limits the lifetime of the library's authenticators.
+	// ctx is canceled when run returns. It limits the lifetime of the library's authenticators.
 	ctx     context.Context //nolint:containedctx // it belongs to the authenticators in current
 	cancel  context.CancelFunc
 	current atomic.Pointer[generation]
-	// lastRead is the file content in use, or the content last rejected as invalid. Only New and Run
-	// use it.
+	// lastRead is the file content in use, or the content last rejected as invalid. Only newIssuers and run use it.
 	lastRead []byte
 }
 
@@ -135,8 +136,9 @@ type generation struct {
 	cancel    context.CancelFunc
 }
 
-// newIssuers creates the authenticators that the configuration file specifies or, if file is empty,
-// the flags. disallowed are the issuer names that are reserved for this server's tokens.
+// newIssuers creates the authenticators that the configuration file specifies or, if file is empty, the flags.
+// disallowed are the issuer names that are reserved for this server's tokens. It returns an error for an invalid
+// configuration, but does not wait for the issuers to respond.
 func newIssuers(file string, flags *OIDC, disallowed []string, log *slog.Logger) (*issuers, error) {
 	i := &issuers{file: file, disallowed: disallowed, log: log, compiler: authenticationcel.NewDefaultCompiler()}
 	if err := i.create(flags); err != nil {
@@ -145,7 +147,8 @@ func newIssuers(file string, flags *OIDC, disallowed []string, log *slog.Logger)
 	return i, nil
 }
 
-// ValidateIssuers reports what New would report about the external token issuers of cfg, but does not contact them.
+// ValidateIssuers returns the errors that New would return for the external token issuers of cfg. It does not contact
+// the issuers. It returns nil if there are none.
 func ValidateIssuers(cfg Config) error {
 	if cfg.ConfigFile != "" && cfg.OIDC != nil {
 		return errIssuersTwice
@@ -172,7 +175,8 @@ func (noKeys) VerifySignature(context.Context, string) ([]byte, error) {
 	return nil, errors.New("the issuer has no keys")
 }
 
-// create creates the first authenticators from the configuration file or, if there is none, the flags.
+// create creates the first authenticators from the configuration file or, if there is none, the flags. It returns an
+// error if the configuration is invalid.
 func (i *issuers) create(flags *OIDC) error {
 	file := i.file
 	var cfg *apiserver.AuthenticationConfiguration
@@ -201,8 +205,8 @@ func (i *issuers) create(flags *OIDC) error {
 	return nil
 }
 
-// build creates the authenticators of cfg. They fetch their keys in the background, so an issuer
-// that does not respond does not block the startup.
+// build validates cfg and creates its authenticators. They fetch their keys in the background, so an issuer that does
+// not respond does not block the startup.
 func (i *issuers) build(cfg *apiserver.AuthenticationConfiguration) (*generation, error) {
 	if err := validation.ValidateAuthenticationConfiguration(i.compiler, cfg, i.disallowed).ToAggregate(); err != nil {
 		return nil, fmt.Errorf("authentication configuration: %w", err)
@@ -240,8 +244,8 @@ type caContent string
 // issuer, which never change.
 func (c caContent) CurrentCABundleContent() []byte { return []byte(c) }
 
-// AuthenticateToken implements authenticator.Token. It returns the user from the first issuer that
-// accepts the token, and otherwise the errors of all issuers.
+// AuthenticateToken implements authenticator.Token. It returns the user from the first issuer that accepts the token,
+// and otherwise false and the errors of the issuers that rejected it.
 func (i *issuers) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	var errs []error
 	for _, t := range i.current.Load().tokens {
@@ -264,7 +268,7 @@ const (
 	healthPollInterval = 250 * time.Millisecond
 )
 
-// run reloads the configuration file when it changes, until ctx is canceled. Then it stops the
+// run reloads the configuration file, if there is one, when it changes, until ctx is canceled. Then it stops the
 // authenticators.
 func (i *issuers) run(ctx context.Context) error {
 	defer i.cancel()
@@ -276,8 +280,8 @@ func (i *issuers) run(ctx context.Context) error {
 }
 
 // reload reads the configuration file and, if it has changed, replaces the authenticators once the issuers in it are
-// healthy. It logs and ignores an invalid file. It returns false if the caller must try again later, because an issuer
-// that does not respond now may respond then.
+// healthy. It logs and ignores an invalid file and a change of anonymous access. It returns false if the caller must
+// try again later, because an issuer that does not respond now may respond then.
 func (i *issuers) reload(ctx context.Context) (done bool) {
 	data, err := os.ReadFile(i.file)
 	if err != nil {
@@ -316,8 +320,8 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	return true
 }
 
-// healthy waits until all issuers are healthy, which means that their keys were fetched. It returns
-// the errors of those that are not after healthTimeout.
+// healthy waits until all issuers are healthy, which means that their keys were fetched. After healthTimeout, or when
+// ctx is canceled, it returns the errors of those that are not.
 func (g *generation) healthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
@@ -337,7 +341,8 @@ func (g *generation) healthy(ctx context.Context) error {
 	}
 }
 
-// anonymousAllowed reports whether cfg allows requests without credentials for a path.
+// anonymousAllowed reports whether cfg allows requests without credentials for a path. Without conditions it allows
+// all paths.
 func anonymousAllowed(cfg *apiserver.AnonymousAuthConfig, path string) bool {
 	if !cfg.Enabled {
 		return false

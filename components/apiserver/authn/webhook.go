@@ -27,8 +27,8 @@ type Webhook struct {
 // respond. There are five attempts.
 const webhookBackoff = 500 * time.Millisecond
 
-// newWebhook returns the authenticator that sends tokens to the configured webhook and caches the
-// responses. audiences are those of the API server.
+// newWebhook returns the authenticator that sends tokens to the configured webhook and caches the responses for
+// CacheTTL. audiences are those of the API server. It returns an error if the kubeconfig is invalid.
 func newWebhook(cfg Webhook, audiences authenticator.Audiences) (authenticator.Token, error) {
 	if cfg.Version == "" {
 		cfg.Version = "v1beta1"

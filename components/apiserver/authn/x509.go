@@ -48,8 +48,9 @@ const failureTTL = time.Minute
 
 func newVerifier(bundle *CABundle) *verifier { return &verifier{bundle: bundle, now: time.Now} }
 
-// verify returns the result of verifying the client certificate of a TLS connection, from the cache
-// if possible. It returns nil and no error if the client has sent no certificate.
+// verify returns the result of verifying the client certificate of a TLS connection, from the cache if the CA bundle
+// has not changed. It returns nil and no error if the client has sent no certificate, and an error if the certificate
+// does not chain to a CA of the bundle.
 func (v *verifier) verify(state *tls.ConnectionState) (*verification, error) {
 	if state == nil || len(state.PeerCertificates) == 0 {
 		return nil, nil
@@ -105,12 +106,12 @@ func (v *verifier) verify(state *tls.ConnectionState) (*verification, error) {
 	return known, nil
 }
 
-// clientCert authenticates requests by client certificates. The common name is the user name, the
-// organizations are its groups.
+// clientCert authenticates requests by client certificates. The common name is the user name, the organizations are
+// the user's groups.
 type clientCert struct{ *verifier }
 
-// AuthenticateRequest implements authenticator.Request. It returns false if there is no certificate
-// or it has no common name, and an error if it cannot be verified.
+// AuthenticateRequest implements authenticator.Request. It returns false if there is no certificate or it has no
+// common name, and an error if it cannot be verified or its UID is invalid.
 func (c clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	known, err := c.verify(req.TLS)
 	if known == nil || err != nil {
@@ -119,7 +120,8 @@ func (c clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Respo
 	return known.resp, known.resp != nil, known.err
 }
 
-// userOf returns the user of a certificate, or nil if the certificate has no common name.
+// userOf returns the user of a certificate, or nil if the certificate has no common name. It returns an error if the
+// certificate contains an invalid UID.
 func userOf(cert *x509.Certificate) (*authenticator.Response, error) {
 	if cert.Subject.CommonName == "" {
 		return nil, nil
@@ -137,8 +139,8 @@ func userOf(cert *x509.Certificate) (*authenticator.Response, error) {
 	}}), nil
 }
 
-// uidOf returns the UID of the user from the subject attribute that Kubernetes has defined for it,
-// or "" if the certificate has none.
+// uidOf returns the UID of the user from the subject attribute that Kubernetes has defined for it, or "" if the
+// certificate has none. Several UIDs and an empty one are an error.
 func uidOf(cert *x509.Certificate) (string, error) {
 	var uid string
 	found := 0

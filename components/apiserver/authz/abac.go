@@ -22,7 +22,8 @@ import (
 // https://kubernetes.io/docs/reference/access-authn-authz/abac/
 type abac []abacPolicy
 
-// abacPolicy is one line of a policy file. An empty field matches nothing, "*" matches everything.
+// abacPolicy is one line of a policy file. An empty field for the resource or path matches nothing, "*" matches
+// everything. User and group must both match if both are set.
 type abacPolicy struct {
 	metav1.TypeMeta `json:",inline"`
 	Spec            abacSpec `json:"spec"`
@@ -38,8 +39,8 @@ type abacSpec struct {
 	NonResourcePath string `json:"nonResourcePath,omitempty"`
 }
 
-// legacyPolicy is a line of a policy file in the format without apiVersion and kind. An empty field
-// matches everything.
+// legacyPolicy is a line of a policy file in the format without apiVersion and kind. An empty field matches
+// everything.
 type legacyPolicy struct {
 	metav1.TypeMeta `json:",inline"`
 	User            string `json:"user,omitempty"`
@@ -69,7 +70,7 @@ func (f legacyPolicy) convert() abacPolicy {
 
 const abacVersion = "abac.authorization.kubernetes.io/v1beta1"
 
-// loadABAC reads the policy file of --authorization-policy-file. It returns an error if a line is
+// loadABAC reads the policy file of --authorization-policy-file. It returns an error if path is empty or a line is
 // invalid.
 func loadABAC(path string) (abac, error) {
 	if path == "" {
@@ -131,8 +132,8 @@ func parsePolicy(line []byte) (abacPolicy, error) {
 	return p, nil
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer. It allows a request that a policy
-// allows, and has no opinion about others.
+// Authorize implements authorizer.UnconditionalAuthorizer. It allows a request if a policy matches its user and its
+// resource or path, and is not limited to reading or the request only reads. It has no opinion about other requests.
 func (p abac) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	for i := range p {
 		if p[i].subject(a.GetUser()) && (!p[i].Spec.Readonly || a.IsReadOnly()) && p[i].object(a) {
@@ -142,7 +143,8 @@ func (p abac) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.
 	return authorizer.DecisionNoOpinion, "No policy matched.", nil
 }
 
-// subject reports whether the policy applies to the user u.
+// subject reports whether the policy applies to the user u. It returns false for a nil user and for a policy without
+// user and group.
 func (p *abacPolicy) subject(u user.Info) bool {
 	if u == nil || p.Spec.User == "" && p.Spec.Group == "" {
 		return false
@@ -154,7 +156,8 @@ func (p *abacPolicy) subject(u user.Info) bool {
 	return g == "" || slices.Contains(u.GetGroups(), g)
 }
 
-// object reports whether the policy applies to the resource or path of the request.
+// object reports whether the policy applies to the resource or path of the request. A path in a policy may end with
+// "*".
 func (p *abacPolicy) object(a authorizer.Attributes) bool {
 	is := func(want, s string) bool { return want == "*" || want == s }
 	if a.IsResourceRequest() {
@@ -168,8 +171,8 @@ func (p *abacPolicy) object(a authorizer.Attributes) bool {
 	return any && strings.HasPrefix(a.GetPath(), strings.TrimRight(prefix, "*"))
 }
 
-// RulesFor implements authorizer.RuleResolver. It lists the permissions that the policies grant u
-// in a namespace.
+// RulesFor implements authorizer.RuleResolver. It lists the permissions that the policies grant u in a namespace. The
+// list is always complete.
 func (p abac) RulesFor(_ context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	var res []authorizer.ResourceRuleInfo
 	var urls []authorizer.NonResourceRuleInfo

@@ -57,8 +57,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Pods is a source of all pods and of their changes, from which the node authorizer learns to which
-// objects the pods of each node refer.
+// Pods is a source of all pods and of their changes, from which the node authorizer determines to which objects the
+// pods of each node refer.
 type Pods interface {
 	// Follow reports all pods that are assigned to a node, and their changes, until ctx is
 	// canceled. It calls set for each such pod and each change, removed when a pod is deleted, and
@@ -82,7 +82,7 @@ type Authorizer struct {
 	abac abac
 	// compiler of match conditions. It is created at first use.
 	compiler func() authorizationcel.Compiler
-	// lastRead is the file content that was last processed. Only New and Run use it.
+	// lastRead is the file content that was last processed. Only New and the goroutine of Run use it.
 	lastRead []byte
 }
 
@@ -91,9 +91,9 @@ var (
 	_ authorizer.RuleResolver = (*Authorizer)(nil)
 )
 
-// New returns an authorizer for the modes in the flags or the configuration file. It requests
-// informers, so the caller must start them afterwards, and then call Run. It returns an error if
-// the configuration is invalid.
+// New returns an authorizer for the modes in the flags or the configuration file. It requests informers, so the
+// caller must start them afterwards, and then call Run. It returns an error if the configuration is invalid, contains
+// both flags and a file, or repeats a mode.
 func New(cfg Config) (*Authorizer, error) {
 	a := &Authorizer{cfg: cfg, compiler: sync.OnceValue(authorizationcel.NewDefaultCompiler)}
 	var modes *apiserver.AuthorizationConfiguration
@@ -139,8 +139,8 @@ func New(cfg Config) (*Authorizer, error) {
 	return a, nil
 }
 
-// prepare creates the authorizer of the mode Node, RBAC or ABAC. The other modes need no
-// preparation. It is called once per mode, by New.
+// prepare creates the authorizer of the mode Node, RBAC or ABAC, and does nothing for other modes. New calls it once
+// per mode, because these authorizers keep their informers or files when the configuration file changes.
 func (a *Authorizer) prepare(mode string) error {
 	if (mode == ModeNode || mode == ModeRBAC) && (a.cfg.Informers == nil || a.cfg.Kube == nil) {
 		return fmt.Errorf("authorization mode %s requires informers and a client", mode)
@@ -200,9 +200,9 @@ func isSuperuser(u user.Info) bool {
 	return u != nil && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }
 
-// Authorize implements authorizer.Authorizer. It allows everything to superusers. Otherwise it
-// returns the decision of the first mode that has an opinion, or no opinion, which means that the
-// request is not allowed, with the reasons of all modes.
+// Authorize implements authorizer.Authorizer. It allows everything to the group system:masters. Otherwise it returns
+// the decision of the first mode that has an opinion. If none has one, it returns no opinion, which means that the
+// request is not allowed, with the reasons and errors of all modes. A request without a user is an error.
 func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := attrs.GetUser()
 	if u == nil {
@@ -241,8 +241,8 @@ func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAw
 }
 
 // RulesFor implements authorizer.RuleResolver: it lists the permissions of u in a namespace, for
-// SelfSubjectRulesReview. The bool is true if the list is incomplete because a mode cannot list its
-// rules.
+// SelfSubjectRulesReview. The bool is true if a mode reports that its list is incomplete. Modes that cannot list
+// rules at all are omitted.
 func (a *Authorizer) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	var res []authorizer.ResourceRuleInfo
 	var urls []authorizer.NonResourceRuleInfo
@@ -263,8 +263,8 @@ func (a *Authorizer) RulesFor(ctx context.Context, u user.Info, namespace string
 	return res, urls, incomplete, utilerrors.NewAggregate(errs)
 }
 
-// Ready reports whether all informers that the authorizer uses have synced. Requests that need the
-// informers wait until then.
+// Ready reports whether all informers and caches of pods, roles and bindings that the authorizer uses are filled.
+// Requests that need them wait until then.
 func (a *Authorizer) Ready() bool {
 	return (a.rbac == nil || a.rbac.gate.Ready()) && (a.node == nil || a.node.gate.Ready())
 }

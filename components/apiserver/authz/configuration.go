@@ -71,7 +71,8 @@ func defaultName(mode string) string {
 	return string(bytes.ToLower([]byte(mode)))
 }
 
-// ValidateFiles reports errors in the file of --authorization-config and that of --authorization-policy-file. Either may be empty.
+// ValidateFiles returns the errors in the file of --authorization-config and that of --authorization-policy-file. A
+// file whose path is empty is not checked.
 func ValidateFiles(config, policy string) error {
 	if config != "" {
 		data, err := os.ReadFile(config)
@@ -105,8 +106,8 @@ func parseConfiguration(data []byte, compiler authorizationcel.Compiler) (*apise
 	return cfg, nil
 }
 
-// build returns the authorizers that cfg specifies, in order. It returns an error for modes that
-// prepare has not created at startup, because they use informers or files.
+// build returns the authorizers that cfg specifies, in order. It returns an error for the modes Node, RBAC and ABAC
+// if they were not enabled at startup, and for a webhook whose kubeconfig is invalid.
 func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]namedAuthorizer, error) {
 	var chain []namedAuthorizer
 	absent := func(mode string) error {
@@ -151,8 +152,9 @@ func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]namedAu
 // respond. There are five attempts.
 const webhookBackoff = 500 * time.Millisecond
 
-// webhook returns the authorizer that asks the webhook with the name. cfg contains its connection
-// and what to do if it fails.
+// webhook returns the authorizer that sends requests to the webhook with the name. cfg contains its connection, the
+// lifetimes of cached responses, and the decision if it fails. It returns an error if its kubeconfig is missing or
+// invalid.
 func (a *Authorizer) webhook(name string, cfg *apiserver.WebhookConfiguration) (authorizer.UnconditionalAuthorizer, error) {
 	if cfg == nil || cfg.ConnectionInfo.KubeConfigFile == nil || *cfg.ConnectionInfo.KubeConfigFile == "" {
 		return nil, errors.New("authorization mode Webhook requires a configuration file")
@@ -184,9 +186,8 @@ func (a *Authorizer) webhook(name string, cfg *apiserver.WebhookConfiguration) (
 	return w, nil
 }
 
-// Run maintains the pods of the mode Node, and reloads the configuration file when it changes,
-// until ctx is canceled. If the new content is invalid, Run logs an error and keeps the previous
-// configuration.
+// Run follows the pods for the mode Node, and reloads the configuration file when it changes, until ctx is canceled.
+// If the new content is invalid, Run logs an error and keeps the previous configuration.
 func (a *Authorizer) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	if a.node != nil && a.cfg.Pods != nil {

@@ -47,8 +47,9 @@ func (*Escalation) Handles(op admission.Operation) bool {
 	return op == admission.Create || op == admission.Update
 }
 
-// Validate returns a Forbidden error if a role contains rules, or a binding refers to a role with
-// rules, that the user does not have and has no permission to escalate or bind.
+// Validate returns a Forbidden error if a role contains rules, or a binding refers to a role with rules, that the
+// user does not have and has no permission to escalate or bind. It does not check superusers, and updates that change
+// only what garbage collection writes.
 func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || isSuperuser(a.GetUserInfo()) {
 		return nil
@@ -106,9 +107,9 @@ var clusterAdminRules = []rbacv1.PolicyRule{
 	{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}},
 }
 
-// role returns a Forbidden error if a role with the rules grants permissions that the user does not
-// have, unless the user has the verb "escalate". aggregates is set if the role has or had an
-// aggregation rule.
+// role returns a Forbidden error if a role with the rules grants permissions that the user does not have, unless the
+// user has the verb "escalate" on the role. aggregates is set if the role has or had an aggregation rule; then the
+// user must also be a cluster administrator.
 func (e *Escalation) role(ctx context.Context, a admission.Attributes, name string, rules []rbacv1.PolicyRule, aggregates bool) error {
 	// Use the name in the request: a new role has no name in the path.
 	escalates := a.GetName()
@@ -152,8 +153,9 @@ func (e *Escalation) binding(ctx context.Context, a admission.Attributes, name, 
 	return nil
 }
 
-// rules returns the rules of the role ref, read from the API: the role is often created or changed
-// right before the binding, so informers may not have it yet.
+// rules returns the rules of the role ref, read from the API: the role is often created or changed right before the
+// binding, so informers may not have it yet. It returns an error if the role does not exist or the reference is
+// invalid.
 func (e *Escalation) rules(ctx context.Context, ref *rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
 	if ref.Kind == "ClusterRole" {
 		role, err := e.kube.RbacV1().ClusterRoles().Get(ctx, ref.Name, metav1.GetOptions{})

@@ -24,9 +24,9 @@ type graph struct {
 	pods map[types.NamespacedName]*podEntry
 	// nodes counts, for each node, the pods that refer to an object.
 	nodes map[string]map[ref]int
-	// changed is notified when a node gains a reference.
+	// changed wakes up requests that wait for a reference when a pod is added or its references change.
 	changed broadcast.Broadcast
-	// filled is closed once all pods have been added, if no informer is used.
+	// filled is closed once all pods have been added. It is not used if the pods come from an informer.
 	filled chan struct{}
 }
 
@@ -76,8 +76,8 @@ func (g *graph) handler() cache.ResourceEventHandler {
 	}
 }
 
-// set adds a pod that is assigned to a node, or updates its references. All calls are made by one
-// goroutine.
+// set adds a pod that is assigned to a node, or updates its references. It ignores pods without a node. All calls are
+// made by one goroutine.
 func (g *graph) set(pod *corev1.Pod) {
 	if pod.Spec.NodeName == "" {
 		return
@@ -156,9 +156,9 @@ func (g *graph) dropLocked(key types.NamespacedName) {
 	}
 }
 
-// has reports whether a pod of the node refers to the object r. A kubelet can receive a pod, and
-// request its objects, before the graph contains the pod. Therefore has waits up to patience for
-// the reference before it returns false.
+// has reports whether a pod of the node refers to the object r. A kubelet can receive a pod, and request its objects,
+// before the graph contains the pod. Therefore has waits up to patience, or until ctx is done, before it returns
+// false.
 func (g *graph) has(ctx context.Context, node string, r ref, patience time.Duration) bool {
 	var timeout <-chan time.Time
 	for {

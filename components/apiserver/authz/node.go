@@ -31,8 +31,8 @@ type nodeAuthorizer struct {
 	gate  *syncgate.Gate
 	// fixed contains the permissions that all nodes have, regardless of their pods.
 	fixed ruleSet
-	// pendingPodTimeout is how long the rejection of a request is delayed, because the graph may
-	// not contain a new pod yet.
+	// pendingPodTimeout is how long a request is delayed before it is rejected, because the graph may not contain a
+	// new pod yet.
 	pendingPodTimeout time.Duration
 }
 
@@ -42,8 +42,8 @@ const (
 	leaseNamespace = corev1.NamespaceNodeLease
 )
 
-// newNodeAuthorizer returns a nodeAuthorizer. If pods is nil, it reads pods from an informer of
-// inf. Otherwise the caller must call follow.
+// newNodeAuthorizer returns a nodeAuthorizer. If pods is nil, it reads pods from an informer of inf. Otherwise the
+// caller must call follow, because requests wait until all pods are known.
 func newNodeAuthorizer(inf informers.SharedInformerFactory, kube kubernetes.Interface, pods Pods) (*nodeAuthorizer, error) {
 	n := &nodeAuthorizer{graph: newGraph(), kube: kube, pendingPodTimeout: 100 * time.Millisecond}
 	n.fixed.add(nodeRules, "")
@@ -59,7 +59,8 @@ func newNodeAuthorizer(inf informers.SharedInformerFactory, kube kubernetes.Inte
 	return n, nil
 }
 
-// follow updates the graph with the pods that pods reports, until ctx is canceled.
+// follow updates the graph with the pods that pods reports, until ctx is canceled. Once all existing pods are
+// reported, waiting requests continue.
 func (n *nodeAuthorizer) follow(ctx context.Context, pods Pods) error {
 	first := true
 	return pods.Follow(ctx, n.graph.set, n.graph.removed, func(is func(namespace, name string) bool) {
@@ -119,8 +120,8 @@ func (n *nodeAuthorizer) RulesFor(_ context.Context, u user.Info, _ string) ([]a
 	return nil, nil, true, errors.New("node authorizer does not support user rule resolution")
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer. It only decides about requests of
-// kubelets. It allows a request or has no opinion.
+// Authorize implements authorizer.UnconditionalAuthorizer. It only decides about requests of kubelets, after all pods
+// are known. It allows a request or has no opinion; it never denies.
 func (n *nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := a.GetUser()
 	if !isNode(u) {
@@ -169,13 +170,13 @@ func (n *nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes)
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// unrelated returns the decision for an object that no pod of the node refers to.
+// unrelated returns no opinion, with the reason that the object has no relationship to the node.
 func unrelated(node string) (authorizer.Decision, string, error) {
 	return noOpinion("no relationship found between node '%s' and this object", node)
 }
 
-// related allows a request for the object r if a pod of the node refers to it, directly or, for a
-// Secret, through a persistent volume.
+// related allows a request for the object r if a pod of the node refers to it, directly or, for a Secret, through a
+// persistent volume. Otherwise, and without a name, it has no opinion.
 func (n *nodeAuthorizer) related(ctx context.Context, node string, r ref) (authorizer.Decision, string, error) {
 	if r.name == "" {
 		return noOpinion("No Object name found")
@@ -200,8 +201,9 @@ func (n *nodeAuthorizer) get(ctx context.Context, node string, kind refKind, a a
 	return n.related(ctx, node, ref{kind, a.GetNamespace(), a.GetName()})
 }
 
-// readNamespaced allows a kubelet to get, list or watch a single object of a kind to which one of
-// its pods refers. It is used for kinds whose objects kubelets watch individually.
+// readNamespaced allows a kubelet to get, list or watch a single object to which one of its pods refers: a Secret, a
+// ConfigMap or a service account, which kubelets watch individually. The request must name the object and its
+// namespace.
 func (n *nodeAuthorizer) readNamespaced(ctx context.Context, node string, kind refKind, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch a.GetVerb() {
 	case "get", "list", "watch":
@@ -217,7 +219,7 @@ func (n *nodeAuthorizer) readNamespaced(ctx context.Context, node string, kind r
 	return n.related(ctx, node, ref{kind, a.GetNamespace(), a.GetName()})
 }
 
-// claim allows a kubelet to read the ResourceClaims of its pods and to write their status.
+// claim allows a kubelet to get the PersistentVolumeClaims of its pods and to update and patch their status.
 func (n *nodeAuthorizer) claim(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "status" {
 		return n.get(ctx, node, refClaim, a)
@@ -266,7 +268,7 @@ func (n *nodeAuthorizer) secretOfVolume(ctx context.Context, node string, secret
 	return false
 }
 
-// attachment allows a kubelet to get the VolumeAttachments of its node.
+// attachment allows a kubelet to get, by name, the VolumeAttachments of its node. They are read through the API.
 func (n *nodeAuthorizer) attachment(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch {
 	case a.GetVerb() != "get":
@@ -283,8 +285,8 @@ func (n *nodeAuthorizer) attachment(ctx context.Context, node string, a authoriz
 	return allow()
 }
 
-// serviceAccount allows a kubelet to create tokens for the service accounts of its pods, and to
-// read these service accounts.
+// serviceAccount allows a kubelet to create tokens for the service accounts of its pods, and to get these service
+// accounts.
 func (n *nodeAuthorizer) serviceAccount(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb, sub := a.GetVerb(), a.GetSubresource()
 	switch {
@@ -299,7 +301,8 @@ func (n *nodeAuthorizer) serviceAccount(ctx context.Context, node string, a auth
 	return n.related(ctx, node, ref{refServiceAccount, a.GetNamespace(), a.GetName()})
 }
 
-// selects reports whether the field selector of the request requires that the field has the value.
+// selects reports whether the field selector of the request requires that the field has the value. It returns false
+// if the selector is invalid.
 func selects(a authorizer.Attributes, field, value string) bool {
 	reqs, err := a.GetFieldSelector()
 	if err != nil {
@@ -313,8 +316,8 @@ func selects(a authorizer.Attributes, field, value string) bool {
 	return false
 }
 
-// node allows a kubelet to read its own Node, and to write Nodes and their status. The admission
-// plugin NodeRestriction limits writes to its own Node.
+// node allows a kubelet to read its own Node, and to write Nodes and their status; the admission plugin
+// NodeRestriction limits writes to its own Node. Lists and watches must name the node or select it by metadata.name.
 func (n *nodeAuthorizer) node(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb := a.GetVerb()
 	switch a.GetSubresource() {
@@ -341,8 +344,9 @@ func (n *nodeAuthorizer) node(node string, a authorizer.Attributes) (authorizer.
 	return noOpinion("")
 }
 
-// pod allows a kubelet to read the pods of its node, and to create, delete and evict pods and write
-// their status. The admission plugin NodeRestriction limits writes to pods of its node.
+// pod allows a kubelet to read the pods of its node, and to create, delete and evict pods and write their status.
+// Lists and watches must select the node by spec.nodeName, or name a pod. The admission plugin NodeRestriction limits
+// writes to pods of its node.
 func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb := a.GetVerb()
 	switch a.GetSubresource() {
@@ -374,7 +378,7 @@ func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attr
 	return noOpinion("")
 }
 
-// lease allows a kubelet to read and write the Lease of its node, with which it shows that it is
+// lease allows a kubelet to get and write the Lease of its node in kube-node-lease, with which it shows that it is
 // running.
 func (n *nodeAuthorizer) lease(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch a.GetVerb() {
@@ -392,7 +396,7 @@ func (n *nodeAuthorizer) lease(node string, a authorizer.Attributes) (authorizer
 	return allow()
 }
 
-// csiNode allows a kubelet to read and write the CSINode of its node.
+// csiNode allows a kubelet to get and write the CSINode of its node. It cannot list or watch them.
 func (n *nodeAuthorizer) csiNode(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
 		return noOpinion("cannot authorize CSINode subresources")
@@ -408,8 +412,8 @@ func (n *nodeAuthorizer) csiNode(node string, a authorizer.Attributes) (authoriz
 	return allow()
 }
 
-// resourceSlice allows a kubelet to create ResourceSlices, and to read, change and delete those of
-// its node.
+// resourceSlice allows a kubelet to create ResourceSlices, and to read, change and delete those of its node. Lists,
+// watches and deletions of collections must select the node by spec.nodeName.
 func (n *nodeAuthorizer) resourceSlice(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
 		return noOpinion("cannot authorize ResourceSlice subresources")
@@ -432,9 +436,8 @@ func (n *nodeAuthorizer) resourceSlice(ctx context.Context, node string, a autho
 	return noOpinion("only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection")
 }
 
-// podCertificate allows a kubelet to create PodCertificateRequests and to read those of its
-// node. Requests by name are rare, because kubelets list and watch, so the object is read through
-// the API.
+// podCertificate allows a kubelet to create PodCertificateRequests, and to get, list and watch those of its node.
+// Lists and watches must select the node by spec.nodeName. A get is rare, so the object is then read through the API.
 func (n *nodeAuthorizer) podCertificate(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
 		return noOpinion("nodes may not access the status subresource of PodCertificateRequests")

@@ -121,8 +121,8 @@ func subjectsOf(obj any) ([]string, error) {
 	return values, nil
 }
 
-// subjectValue returns "u:NAME" for a user or service account and "g:NAME" for a group, or "" for
-// an invalid subject. namespace is that of a service account that names none.
+// subjectValue returns "u:NAME" for a user or service account and "g:NAME" for a group, or "" for a subject of
+// another kind or a service account without a namespace. namespace is that of a service account that names none.
 func subjectValue(s *rbacv1.Subject, namespace string) string {
 	switch s.Kind {
 	case rbacv1.UserKind:
@@ -141,9 +141,9 @@ func subjectValue(s *rbacv1.Subject, namespace string) string {
 	return ""
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer. It allows what a ClusterRoleBinding, or
-// a RoleBinding of the request's namespace, grants. It has no opinion about other requests; it
-// never denies.
+// Authorize implements authorizer.UnconditionalAuthorizer. It waits until roles and bindings are loaded. It allows
+// what a ClusterRoleBinding, or a RoleBinding of the request's namespace, grants. It has no opinion about other
+// requests; it never denies.
 func (r *RBAC) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if err := r.gate.Wait(ctx); err != nil {
 		return authorizer.DecisionNoOpinion, "", err
@@ -167,8 +167,8 @@ func (r *RBAC) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// rules returns the rules that the RoleBindings of a namespace grant to u, or the
-// ClusterRoleBindings if namespace is empty. The result is cached until a role or binding changes.
+// rules returns the rules that the RoleBindings of a namespace grant to u, or the ClusterRoleBindings if namespace is
+// empty. The result is shared and cached until a role or binding changes.
 func (r *RBAC) rules(u user.Info, namespace string) *ruleSet {
 	// Names of users and groups come from clients and may contain any byte. Length prefixes make
 	// the keys of different users distinct.
@@ -204,7 +204,8 @@ func (r *RBAC) rules(u user.Info, namespace string) *ruleSet {
 	return set
 }
 
-// resolve computes the rules that the method rules returns and caches. It reads roles and bindings from the informers.
+// resolve computes the rules that the method rules returns and caches. It reads roles and bindings from the
+// informers. A binding whose role does not exist adds an error to the result.
 func (r *RBAC) resolve(u user.Info, namespace string) *ruleSet {
 	set := &ruleSet{}
 	values := make([]string, 0, 1+len(u.GetGroups()))
@@ -293,8 +294,8 @@ func (r *RBAC) RoleRules(ref *rbacv1.RoleRef, namespace string) ([]rbacv1.Policy
 	return nil, fmt.Errorf("unsupported role reference kind: %q", ref.Kind)
 }
 
-// PolicyRules returns all rules that u has cluster-wide and in the namespace. The error names roles
-// that bindings refer to but that do not exist; the rules are valid nevertheless.
+// PolicyRules returns all rules that u has cluster-wide and in the namespace, unless that is empty. The error names
+// roles that bindings refer to but that do not exist; the rules are valid nevertheless. They must not be modified.
 func (r *RBAC) PolicyRules(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
 	if err := r.gate.Wait(ctx); err != nil {
 		return nil, err
@@ -314,7 +315,8 @@ func (r *RBAC) PolicyRules(ctx context.Context, u user.Info, namespace string) (
 	return rules, utilerrors.NewAggregate(errs)
 }
 
-// RulesFor implements authorizer.RuleResolver. It lists the rules of PolicyRules.
+// RulesFor implements authorizer.RuleResolver. It returns the rules of PolicyRules, divided into those for resources
+// and those for other paths. The list is complete unless there is an error.
 func (r *RBAC) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	rules, err := r.PolicyRules(ctx, u, namespace)
 	var res []authorizer.ResourceRuleInfo

@@ -50,7 +50,8 @@ func (s *ruleSet) add(rules []rbacv1.PolicyRule, reason string) {
 	}
 }
 
-// allows reports whether a rule in the set allows the request, and returns the reason of that rule.
+// allows reports whether a rule in the set allows the request, and returns the reason of that rule: the binding and
+// role.
 func (s *ruleSet) allows(a authorizer.Attributes) (string, bool) {
 	if !a.IsResourceRequest() {
 		return find(s.urls, func(r *rbacv1.PolicyRule) bool { return ruleCoversURL(r, a.GetVerb(), a.GetPath()) })
@@ -103,8 +104,8 @@ func matches(list []string, s string) bool {
 	return false
 }
 
-// ruleCoversURL reports whether a rule allows the verb on a non-resource path. Its URLs may end
-// with "*".
+// ruleCoversURL reports whether a rule allows the verb on a non-resource path. A URL in the rule that ends with "*"
+// matches all paths with the prefix.
 func ruleCoversURL(r *rbacv1.PolicyRule, verb, path string) bool {
 	if !matches(r.Verbs, verb) {
 		return false

@@ -37,10 +37,12 @@ type Config struct {
 	Kube kubernetes.Interface
 	// Now returns the current time. Nil means time.Now.
 	Now func() time.Time
+	// Log receives a warning when the ConfigMap cannot be watched or written. It must not be nil.
 	Log *slog.Logger
 }
 
-// ConfigMapReconciler maintains the ConfigMap kube-apiserver-legacy-service-account-token-tracking.
+// ConfigMapReconciler keeps the ConfigMap kube-apiserver-legacy-service-account-token-tracking in kube-system in
+// existence, with a valid date.
 type ConfigMapReconciler struct {
 	cfg     Config
 	created time.Time // time of the last creation
@@ -73,7 +75,8 @@ func (k *ConfigMapReconciler) Run(ctx context.Context) error {
 	return nil
 }
 
-// reconcile writes the ConfigMap after each change until ctx is canceled or an error occurs.
+// reconcile writes the ConfigMap now and after each change, until ctx is canceled or an error occurs. It returns that
+// error, which is never nil; it wraps store.ErrTooOld if the watch must only be started again.
 func (k *ConfigMapReconciler) reconcile(ctx context.Context) error {
 	w, err := k.cfg.ConfigMaps.Watch(ctx, store.WatchOptions{Key: metav1.NamespaceSystem + "/" + tokens.TrackingName})
 	if err != nil {
@@ -100,8 +103,9 @@ func (k *ConfigMapReconciler) reconcile(ctx context.Context) error {
 	}
 }
 
-// write creates the ConfigMap, or sets its date if that is missing or invalid. wait is positive if
-// the ConfigMap may only be created after that time.
+// write creates the ConfigMap with today's date, or sets its date if that is missing or invalid. wait is positive if
+// the ConfigMap is missing but may only be created again after that time. A concurrent write of another client is not
+// an error, because the watch reports it.
 func (k *ConfigMapReconciler) write(ctx context.Context) (wait time.Duration, err error) {
 	api, now := k.cfg.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem), k.cfg.Now()
 	today := now.UTC().Format(tokens.Day)
