@@ -48,11 +48,11 @@ type Config struct {
 	// servers. It is called for every connection. If it is nil or returns nil, no certificate is
 	// sent.
 	ClientCert func() (*tls.Certificate, error)
-	// EndpointRouting makes requests for other servers go to the addresses of their pods instead of
-	// the cluster IP of their Service: --enable-aggregator-routing.
+	// EndpointRouting sends requests for other servers to the addresses of their pods instead of the cluster IP of
+	// their Service: --enable-aggregator-routing.
 	EndpointRouting bool
-	// ProxyFailed, unless nil, is called for requests that could not be proxied. known reports whether the
-	// other server is known to serve the resource, and code is the response status.
+	// ProxyFailed, unless nil, is called for requests that could not be proxied. known reports whether the other
+	// server's last discovery document contains the resource, and code is the response status.
 	ProxyFailed func(info *apirequest.RequestInfo, method string, known bool, code int)
 	// Local are the APIs of other components in this process.
 	Local []LocalAPI
@@ -106,7 +106,7 @@ type snapshot struct {
 	priorities map[schema.GroupVersion]Priority
 }
 
-// New validates cfg and returns an Aggregator. Requests are only proxied while Run is running.
+// New validates cfg and returns an Aggregator. It proxies no requests before Run has read the APIServices.
 func New(cfg Config) (*Aggregator, error) {
 	if cfg.Registry == nil || cfg.REST == nil || cfg.Log == nil {
 		return nil, errors.New("aggregation requires a registry, a client configuration and a logger")
@@ -138,8 +138,9 @@ func (a *Aggregator) Ready() <-chan struct{} { return a.ready }
 // retryDelay is the delay before a failed operation, such as a watch or a write, is retried.
 const retryDelay = time.Second
 
-// Run watches the APIServices until ctx is canceled. All custom resources must be registered
-// before, because Run deletes managed APIServices without a registered group and version.
+// Run watches the APIServices until ctx is canceled. It starts availability checks of other servers and maintains the
+// APIServices of the group versions that this server serves. All custom resources must be registered before, because
+// Run deletes managed APIServices whose group version is not registered. It retries every second after errors.
 func (a *Aggregator) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer a.probes.Wait()
@@ -158,9 +159,9 @@ func (a *Aggregator) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow lists all APIServices, and then processes every change of them and of the resources that
-// this server serves, until ctx is canceled or an error occurs. The availability checks that it
-// starts run until life is canceled, because they continue if follow is called again.
+// follow lists all APIServices, and then processes every change of them and of the resources that this server serves.
+// It returns when ctx is canceled or the watch fails; a failed write is retried every second. The availability checks
+// that it starts run until life is canceled, because they continue if follow is called again.
 func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -244,8 +245,8 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 	}
 }
 
-// read decodes the APIService in e, an entry of the watch cache. If the object cannot be decoded, read logs that its
-// API is not served and returns nil.
+// read decodes the APIService in e, an entry of the watch cache. The result is shared. If the object cannot be
+// decoded, read logs that its API is not served and returns nil.
 func (a *Aggregator) read(e *store.Entry) *apiregistrationv1.APIService {
 	obj, err := a.services.Read(e)
 	if err != nil {
@@ -256,8 +257,8 @@ func (a *Aggregator) read(e *store.Entry) *apiregistrationv1.APIService {
 	return s
 }
 
-// objects returns the known APIServices by name. The caller owns the map, but the objects are
-// shared.
+// objects returns the APIServices that the Aggregator has received from the watch, by name. The caller owns the map,
+// but the objects are shared.
 func (a *Aggregator) objects() map[string]*apiregistrationv1.APIService {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -268,7 +269,7 @@ func (a *Aggregator) objects() map[string]*apiregistrationv1.APIService {
 	return out
 }
 
-// object returns the known APIService with the name, or nil. It is shared.
+// object returns the APIService with the name as last received from the watch, or nil. It is shared.
 func (a *Aggregator) object(name string) *apiregistrationv1.APIService {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -278,9 +279,9 @@ func (a *Aggregator) object(name string) *apiregistrationv1.APIService {
 	return nil
 }
 
-// set records a new or changed APIService. If it refers to another server, set starts the
-// availability checks of the server, or restarts them if the settings have changed. They run until
-// life is canceled.
+// set records a new or changed APIService. If it refers to another server, set starts the availability checks of the
+// server, or restarts them if the spec has changed or the APIService was replaced. They run until life is canceled.
+// Call publish to make the change effective for requests.
 func (a *Aggregator) set(life context.Context, s *apiregistrationv1.APIService) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -317,8 +318,8 @@ func (a *Aggregator) forget(name string) {
 	delete(a.entries, name)
 }
 
-// publish makes the recorded APIServices effective for requests and discovery, by creating a new
-// snapshot.
+// publish makes the recorded APIServices effective for requests and discovery, by creating a new snapshot. It also
+// gives discovery a new generation.
 func (a *Aggregator) publish() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -361,8 +362,8 @@ func (a *Aggregator) Handler(path string) http.Handler {
 	return nil
 }
 
-// groupVersionOfPath returns the group and version in a path such as /api/VERSION/… or
-// /apis/GROUP/VERSION/….
+// groupVersionOfPath returns the group and version in a path such as /api/VERSION/… or /apis/GROUP/VERSION/…. Parts
+// that the path does not have are empty.
 func groupVersionOfPath(path string) schema.GroupVersion {
 	if rest, ok := strings.CutPrefix(path, "/apis/"); ok {
 		group, rest, _ := strings.Cut(rest, "/")

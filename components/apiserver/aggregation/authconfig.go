@@ -46,7 +46,7 @@ type AuthConfigPublisherConfig struct {
 }
 
 // AuthConfigPublisher writes this server's CAs and front proxy settings to the ConfigMap
-// extension-apiserver-authentication. It keeps those of other API servers in it.
+// extension-apiserver-authentication. It preserves those of other API servers in it, until their CAs expire.
 type AuthConfigPublisher struct {
 	cfg        AuthConfigPublisherConfig
 	configMaps *registry.Resource
@@ -65,8 +65,8 @@ func NewAuthConfigPublisher(cfg AuthConfigPublisherConfig) (*AuthConfigPublisher
 	return t, nil
 }
 
-// Run writes the ConfigMap now and whenever the ConfigMap or the CA bundles change, until ctx is
-// canceled.
+// Run writes the ConfigMap now and whenever the ConfigMap or the CA bundles change, until ctx is canceled. It retries
+// a second after an error.
 func (t *AuthConfigPublisher) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := t.reconcile(ctx)
@@ -141,7 +141,8 @@ func (t *AuthConfigPublisher) write(ctx context.Context) error {
 }
 
 // desired returns the data that the ConfigMap should have: the CAs and headers in its current data, has, which may be
-// of other API servers, with those of this server added. It returns an error if a list in has is invalid JSON.
+// of other API servers, with those of this server added. Without CAs of front proxies it contains no front proxy
+// settings. It returns an error if a list in has is invalid JSON.
 func (t *AuthConfigPublisher) desired(has map[string]string) (map[string]string, error) {
 	out := map[string]string{}
 	clientCA, proxyCA := t.cfg.Bundles()
@@ -184,8 +185,8 @@ func (t *AuthConfigPublisher) desired(has map[string]string) (map[string]string,
 	return out, nil
 }
 
-// joinCertificates returns the certificates of all PEM bundles in one bundle, without duplicates
-// and expired ones.
+// joinCertificates returns the certificates of all PEM bundles in one bundle. It omits duplicates, blocks that are
+// not valid certificates, and certificates that expired more than five minutes ago.
 func joinCertificates(bundles ...[]byte) []byte {
 	var out bytes.Buffer
 	seen := map[string]bool{}

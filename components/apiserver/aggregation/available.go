@@ -29,9 +29,9 @@ const (
 	probeMinInterval = 50 * time.Millisecond
 )
 
-// probe checks the availability of the other server periodically, and whenever its Service or
-// EndpointSlices change, until ctx is canceled. It writes the result to the status of the
-// APIService and updates the discovery of the server.
+// probe checks the availability of the other server periodically, and whenever its Service or EndpointSlices change,
+// until ctx is canceled. It writes the result to the status of the APIService. If the server is available, it also
+// reads its discovery document; otherwise it marks the last one as stale.
 func (b *backend) probe(ctx context.Context) {
 	changed := make(chan struct{}, 1)
 	b.probes.Go(func() {
@@ -80,7 +80,8 @@ func (b *backend) probe(ctx context.Context) {
 	}
 }
 
-// isSlice reports whether an entry is an EndpointSlice of the server's Service.
+// isSlice reports whether an entry is an EndpointSlice of the server's Service. It returns false if it cannot be
+// decoded.
 func (b *backend) isSlice(e *store.Entry) bool {
 	obj, err := b.directory.slices.Read(e)
 	if err != nil {
@@ -90,17 +91,19 @@ func (b *backend) isSlice(e *store.Entry) bool {
 }
 
 // follow watches the objects of res that opts selects and sends to changed when the watch starts and after every
-// change, until ctx is canceled. A failed watch is started again.
+// change, until ctx is canceled. It starts a failed watch again after a second. It returns immediately if res is nil,
+// because the resource is not served.
 func (b *backend) follow(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) {
 	for res != nil && ctx.Err() == nil {
 		if err := b.watch(ctx, res, opts, changed); ctx.Err() == nil && !errors.Is(err, store.ErrTooOld) {
-			b.cfg.Log.WarnContext(ctx, "watching Service and EndpointSlices of APIService failed; changes of its availability are noticed only by the check every 30 seconds, retrying the watch in a second", "apiservice", b.name, "service", b.namespace+"/"+b.service, "err", err)
+			b.cfg.Log.WarnContext(ctx, "watching the Service or the EndpointSlices of APIService failed; changes of its availability are noticed only by periodic checks, at most 30 seconds later, retrying the watch in a second", "apiservice", b.name, "service", b.namespace+"/"+b.service, "err", err)
 			lifecycle.Pause(ctx, retryDelay)
 		}
 	}
 }
 
-// watch is one watch of follow. It returns the error that terminates the watch.
+// watch watches the objects of res that opts selects and sends to changed, without blocking, when the watch starts
+// and after every change. It returns the error that terminates the watch.
 func (b *backend) watch(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) error {
 	w, err := res.Collection.Watch(ctx, opts)
 	if err != nil {
@@ -131,8 +134,9 @@ const (
 	reasonPassed = "Passed"
 )
 
-// check determines the condition Available of the APIService: the Service exists, has the port and
-// ready endpoints, and the server responds.
+// check determines the condition Available of the APIService. It is True if the Service exists and the server
+// responds to a request for its discovery document; a Service of type ClusterIP must also have the port and ready
+// endpoints. The error is always nil.
 func (b *backend) check(ctx context.Context) (apiregistrationv1.APIServiceCondition, error) {
 	no := func(status apiregistrationv1.ConditionStatus, reason, message string, args ...any) (apiregistrationv1.APIServiceCondition, error) {
 		return apiregistrationv1.APIServiceCondition{
@@ -169,15 +173,15 @@ func (b *backend) check(ctx context.Context) (apiregistrationv1.APIServiceCondit
 	return no(apiregistrationv1.ConditionTrue, reasonPassed, "all checks passed")
 }
 
-// serves reports whether an EndpointSlice has a ready endpoint and the port with the name.
+// serves reports whether an EndpointSlice has a ready endpoint and a port with the name.
 func serves(s *discoveryv1.EndpointSlice, port string) bool {
 	return slices.ContainsFunc(s.Endpoints, func(ep discoveryv1.Endpoint) bool { return isReady(&ep) }) &&
 		slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name != nil && *p.Name == port && p.Port != nil })
 }
 
-// checkReachable returns an error unless the server responds to a request for its discovery
-// document. It sends several requests at the same time, because some of several endpoints may not
-// respond. One response is enough.
+// checkReachable returns nil if the server responds to a request for its discovery document with a status 2xx within
+// discoveryTimeout. It sends several requests at the same time, because some of several endpoints may not respond.
+// One response is enough; otherwise it returns the last error.
 func (b *backend) checkReachable(ctx context.Context) error {
 	const attempts = 5
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
@@ -204,8 +208,8 @@ func (b *backend) checkReachable(ctx context.Context) error {
 	return err
 }
 
-// write updates the condition in the status of the APIService if it has changed. It does nothing if
-// the APIService was deleted or replaced.
+// write updates the condition in the status of the APIService if it has changed. It does nothing if the APIService
+// was deleted or replaced. It returns an error after three conflicts with other writers.
 func (b *backend) write(ctx context.Context, condition apiregistrationv1.APIServiceCondition) error {
 	s := b.object(b.name)
 	for range 3 {

@@ -43,7 +43,7 @@ type backend struct {
 	// transport connects to the server. It is nil, with err set, if the configuration is invalid.
 	transport http.RoundTripper
 	err       error
-	// available is the APIService's condition Available.
+	// available is whether the APIService's condition Available was True when the APIService was last received.
 	available atomic.Bool
 	// discovered is the last discovery result. It is nil if the server has never responded.
 	discovered atomic.Pointer[discovered]
@@ -86,9 +86,10 @@ func (a *Aggregator) newBackend(s *apiregistrationv1.APIService) *backend {
 // discovery of all groups does not wait for a server that does not respond.
 const discoveryTimeout = 5 * time.Second
 
-// ServeHTTP proxies a request to the other server. The user of the request is in headers, and this
-// server authenticates with its client certificate. It responds with 503 if the server is not
-// available.
+// ServeHTTP proxies a request to the other server. The user of the request is in headers, and this server
+// authenticates with its client certificate. It responds with 503 if the server is not available or has no address,
+// and with 500 if the APIService has invalid settings. Requests for discovery documents are limited to
+// discoveryTimeout.
 func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if !b.available.Load() {
 		b.fail(w, req, "service unavailable", http.StatusServiceUnavailable)
@@ -134,14 +135,15 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	h.ServeHTTP(w, out)
 }
 
-// fail responds with an error instead of the other server, and counts the failure.
+// fail sends the response code with text to the client, because the request could not be proxied to the other server,
+// and reports the failure.
 func (b *backend) fail(w http.ResponseWriter, req *http.Request, text string, code int) {
 	http.Error(w, text, code)
 	b.reportFailure(req, code)
 }
 
-// reportFailure passes a request to Config.ProxyFailed that failed with the status code because the
-// other server did not respond.
+// reportFailure calls Config.ProxyFailed for a request that was not proxied successfully and got the response status
+// code. It does nothing if the function is nil.
 func (b *backend) reportFailure(req *http.Request, code int) {
 	info, ok := apirequest.RequestInfoFrom(req.Context())
 	if !ok || b.cfg.ProxyFailed == nil {
@@ -163,8 +165,8 @@ type unavailable struct {
 	requestErr func() error
 }
 
-// Error implements proxy.ErrorResponder. It responds with 504 if the timeout of the request has
-// expired, and otherwise with 503 and err.
+// Error implements proxy.ErrorResponder. It responds with 504 if the timeout of the request has expired, and
+// otherwise with 503 and the text of err.
 func (u unavailable) Error(w http.ResponseWriter, req *http.Request, err error) {
 	if errors.Is(u.requestErr(), context.DeadlineExceeded) {
 		status := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0).Status()
@@ -185,8 +187,9 @@ func (b *backend) host(ctx context.Context) (string, error) {
 	return b.directory.resolve(ctx, b.namespace, b.service, b.port, b.cfg.EndpointRouting)
 }
 
-// get sends a GET request to the other server with the aggregator's own identity, for discovery and availability
-// checks. It does so even if the server is marked as unavailable. The caller closes the body of the response.
+// get sends a GET request to the other server as the user system:kube-aggregator, for discovery and availability
+// checks. It does so even if the server is marked as unavailable, and does not follow redirects. The caller closes
+// the body of the response, whatever its status is.
 func (b *backend) get(ctx context.Context, path string, header http.Header) (*http.Response, error) {
 	if b.err != nil {
 		return nil, b.err

@@ -20,12 +20,12 @@ import (
 
 var _ discovery.Aggregation = (*Aggregator)(nil)
 
-// Generation implements discovery.Aggregation. The result changes whenever that of Priority or
-// Versions changes.
+// Generation implements discovery.Aggregation. The result changes whenever that of Priority or Versions may have
+// changed.
 func (a *Aggregator) Generation() uint64 { return a.current.Load().generation }
 
-// Priority implements discovery.Aggregation. It returns the priorities in the APIService of the
-// group version, or the defaults of built-in groups and custom resources.
+// Priority implements discovery.Aggregation. It returns the priorities in the APIService of the group version.
+// Without an APIService it returns the defaults: those of a built-in group version, or those of custom resources.
 func (a *Aggregator) Priority(gv schema.GroupVersion) (group, version int32) {
 	p, ok := a.builtIn[gv]
 	if set, is := a.current.Load().priorities[gv]; is {
@@ -37,8 +37,8 @@ func (a *Aggregator) Priority(gv schema.GroupVersion) (group, version int32) {
 	return p.Group, p.Version
 }
 
-// Versions implements discovery.Aggregation. It returns the group versions of other servers and of
-// other components of this process. Those of servers that did not respond last are marked as stale.
+// Versions implements discovery.Aggregation. It returns the group versions of other servers and of other components
+// of this process. Those of servers that have never responded, or did not respond last, are marked as stale.
 func (a *Aggregator) Versions() []discovery.Version {
 	s := a.current.Load()
 	out := s.localVersions()
@@ -57,8 +57,8 @@ func (a *Aggregator) Versions() []discovery.Version {
 	return out
 }
 
-// discover reads the discovery document of the other server and publishes the result if it has
-// changed. If the server does not respond, the last result becomes stale.
+// discover reads the discovery document of the other server and publishes the result if it has changed. If the server
+// does not respond within discoveryTimeout, the last result is marked as stale.
 func (b *backend) discover(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()
@@ -74,7 +74,8 @@ func (b *backend) discover(ctx context.Context) {
 	}
 }
 
-// markStale marks the last discovery result of the server as stale, if there is one.
+// markStale marks the last discovery result of the server as stale and publishes that. It does nothing if there is
+// none or it is stale already.
 func (b *backend) markStale() {
 	old := b.discovered.Load()
 	if old == nil || old.stale {
@@ -90,8 +91,8 @@ const maxDocument = 64 << 20
 
 const acceptDiscovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// fetch returns the discovery of the server's group version. It requests the aggregated document,
-// or, if the server does not have that, the document of this version.
+// fetch returns the discovery of the server's group version. It requests the aggregated document for all groups or,
+// if the server does not send that, the document of this version alone.
 func (b *backend) fetch(ctx context.Context) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	root := "/apis"
 	if b.gv.Group == "" {
@@ -117,8 +118,8 @@ func (b *backend) fetch(ctx context.Context) (*apidiscoveryv2.APIVersionDiscover
 	return convert(b.gv, list.APIResources)
 }
 
-// read returns the document at a path of the other server in a format that accept allows, and its
-// Content-Type.
+// read returns the document at a path of the other server in a format that the header value accept allows, and its
+// Content-Type. It returns an error for another status than 200. At most maxDocument bytes are read.
 func (b *backend) read(ctx context.Context, path, accept string) (data []byte, contentType string, err error) {
 	resp, err := b.get(ctx, path, http.Header{"Accept": {accept}})
 	if err != nil {

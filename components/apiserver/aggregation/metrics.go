@@ -42,8 +42,8 @@ func newCertificateMetrics() *certificateMetrics {
 	return o
 }
 
-// countUnavailable counts an APIService that was available in the version old and is not in the
-// version s.
+// countUnavailable increments the counter of APIServices that became unavailable if the APIService was available in
+// its previous version old and is not in the version s. old may be nil.
 func (a *Aggregator) countUnavailable(old, s *apiregistrationv1.APIService) {
 	if old == nil || !helper.IsAPIServiceConditionTrue(old, apiregistrationv1.Available) || helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available) {
 		return
@@ -61,8 +61,8 @@ type availability struct{ aggregator *Aggregator }
 // Describe implements prometheus.Collector. It describes the metric of unavailable APIServices.
 func (availability) Describe(ch chan<- *prometheus.Desc) { ch <- unavailableDesc }
 
-// Collect implements prometheus.Collector. It sends, for each APIService, 1 if it is unavailable
-// and 0 if it is available.
+// Collect implements prometheus.Collector. It sends, for each APIService, including those that this server serves
+// itself, 1 if it is unavailable and 0 if it is available.
 func (c availability) Collect(ch chan<- prometheus.Metric) {
 	c.aggregator.mu.Lock()
 	defer c.aggregator.mu.Unlock()

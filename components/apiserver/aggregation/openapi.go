@@ -25,8 +25,8 @@ type document struct {
 }
 
 // queryBackends calls ask concurrently for each aggregated server that is available, for at most discoveryTimeout. It
-// passes each result to take, one at a time. It returns false if the results are incomplete because a server did not
-// respond or reported an internal error. Another error status means that the server has no document.
+// passes each result to take, one at a time. It returns false if a server did not respond or reported an internal
+// error, so that the results are incomplete. Another error status means that the server has no document.
 func queryBackends[T any](ctx context.Context, a *Aggregator, ask func(*backend, context.Context) (T, error), take func(*backend, T)) bool {
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()
@@ -118,8 +118,8 @@ func (a *Aggregator) OpenAPIV2(ctx context.Context) (parts []openapi.Part, whole
 	return parts, whole
 }
 
-// openAPIV2 returns the server's OpenAPI v2 document. It only transfers the document if it has
-// changed since the last call.
+// openAPIV2 returns the server's OpenAPI v2 document. It transfers the document only if its ETag has changed since
+// the last call, and otherwise returns the last one.
 func (b *backend) openAPIV2(ctx context.Context) (*document, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -34,10 +34,10 @@ type registrar struct {
 // writeConcurrency is the maximum number of APIServices that are written concurrently.
 const writeConcurrency = 8
 
-// register creates or corrects the APIServices of the served group versions, deletes those of group
-// versions that are not served anymore, and marks APIServices without a server as available. It
-// returns an error if it should be called again. Conflicts with other clients are not an error,
-// because their changes arrive as events.
+// register creates or corrects the APIServices of the group versions that this server serves, deletes managed ones of
+// group versions that it does not serve anymore, and marks APIServices without spec.service as available. It returns
+// an error if it must be called again. Conflicts with other clients are not an error, because their changes arrive as
+// events.
 func (r *registrar) register(ctx context.Context) error {
 	want := r.desired()
 	have := r.objects()
@@ -100,8 +100,8 @@ func (r *registrar) register(ctx context.Context) error {
 	return nil
 }
 
-// manages reports whether the server may change or delete an APIService now, according to its
-// managedLabel.
+// manages reports whether the server may change or delete an APIService now, according to its managedLabel: always,
+// only before the APIServices were written at startup, or never without the label.
 func (r *registrar) manages(s *apiregistrationv1.APIService) bool {
 	switch s.Labels[managedLabel] {
 	case managedAlways:
@@ -112,13 +112,15 @@ func (r *registrar) manages(s *apiregistrationv1.APIService) bool {
 	return false
 }
 
-// isLocal reports whether the status of an APIService says that this server serves it.
+// isLocal reports whether the condition Available in the status of an APIService is True with the reason Local, which
+// means that this server serves it.
 func isLocal(s *apiregistrationv1.APIService) bool {
 	c := helper.GetAPIServiceConditionByType(s, apiregistrationv1.Available)
 	return c != nil && c.Status == apiregistrationv1.ConditionTrue && c.Reason == "Local"
 }
 
-// desired returns the desired APIServices of the group versions that this server serves, by name.
+// desired returns the desired APIServices of the group versions that this server serves, by name. The group of
+// APIServices has none.
 func (r *registrar) desired() map[string]*apiregistrationv1.APIService {
 	out := map[string]*apiregistrationv1.APIService{}
 	for _, gv := range r.cfg.Registry.GroupVersions() {

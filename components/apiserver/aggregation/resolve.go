@@ -29,8 +29,8 @@ func newDirectory(reg *registry.Registry) *directory {
 	}
 }
 
-// service returns a Service from the cache, or store.ErrNotFound if there is none. The Service is
-// shared.
+// service returns a Service from the watch cache, or store.ErrNotFound if it does not exist or Services are not
+// served. The Service is shared.
 func (d *directory) service(ctx context.Context, namespace, name string) (*corev1.Service, error) {
 	if d.services == nil {
 		return nil, store.ErrNotFound
@@ -53,7 +53,8 @@ func (d *directory) service(ctx context.Context, namespace, name string) (*corev
 	return svc, nil
 }
 
-// slicesOf returns the EndpointSlices of a Service from the cache. They are shared.
+// slicesOf returns the EndpointSlices of a Service from the watch cache. They are shared. It returns an error if any
+// EndpointSlice of the namespace cannot be decoded, and none if the resource is not served.
 func (d *directory) slicesOf(ctx context.Context, namespace, name string) ([]*discoveryv1.EndpointSlice, error) {
 	if d.slices == nil {
 		return nil, nil
@@ -124,8 +125,8 @@ func (d *directory) resolve(ctx context.Context, namespace, name string, port in
 	return host, nil
 }
 
-// pickEndpoint returns the address, HOST:PORT, of a random ready endpoint for the port with the
-// name, preferably of the address family, or "" if there is none.
+// pickEndpoint returns the address, HOST:PORT, of a random ready endpoint in the EndpointSlices all that has the port
+// with the name. Endpoints of the address family are preferred. It returns "" if there is none.
 func pickEndpoint(all []*discoveryv1.EndpointSlice, port string, family discoveryv1.AddressType) string {
 	var preferred, others []string
 	for _, s := range all {

@@ -42,8 +42,8 @@ func newAuditor(policy audit.PolicyRuleEvaluator, backend audit.Backend) *Audito
 // delivered.
 func (a *Auditor) Ready() <-chan struct{} { return a.ready }
 
-// Run delivers events to the backends until ctx is canceled. It then delivers the buffered ones and
-// closes the log file.
+// Run starts the backends and delivers events to them until ctx is canceled. It then delivers the buffered events and
+// closes the log file. It returns an error if a backend cannot start.
 func (a *Auditor) Run(ctx context.Context) (err error) {
 	defer func() {
 		if a.logFile != nil {
@@ -59,9 +59,9 @@ func (a *Auditor) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// begin evaluates the policy and fills in the audit event of a request. received is the time at
-// which the request arrived. The request's context must contain an audit context and RequestInfo.
-// It returns nil if the policy does not record the request.
+// begin evaluates the policy and starts the audit event of a request. received is the time at which the request
+// arrived. It returns a nil AuditContext if the policy does not record the request. It returns an error if the
+// request's context has no RequestInfo or no audit context.
 func (a *Auditor) begin(req *http.Request, received time.Time) (*audit.AuditContext, audit.RequestAuditConfig, error) {
 	ctx := req.Context()
 	var none audit.RequestAuditConfig
@@ -87,8 +87,9 @@ func (a *Auditor) begin(req *http.Request, received time.Time) (*audit.AuditCont
 	return ac, rules, nil
 }
 
-// Serve calls next and records the request, which arrived at received. If the event cannot be
-// stored and the mode is blocking-strict, it responds with 500 instead.
+// Serve calls next and records the request, which arrived at received. It responds with 500 without calling next if
+// the event cannot be created, or cannot be stored and the mode is blocking-strict. A panic of next is recorded and
+// then continues.
 func (a *Auditor) Serve(w http.ResponseWriter, req *http.Request, received time.Time, next http.Handler) {
 	ac, rules, err := a.begin(req, received)
 	if err != nil {
@@ -119,8 +120,8 @@ func (a *Auditor) Serve(w http.ResponseWriter, req *http.Request, received time.
 	next.ServeHTTP(t, req)
 }
 
-// Refused calls next, which rejects the request, and records the rejection with message, for
-// example because authentication has failed. A failure of auditing does not affect the response.
+// Refused calls next, which rejects the request, and records the rejection with message, for example because
+// authentication has failed. If the event cannot be created or delivered, the response is sent nevertheless.
 func (a *Auditor) Refused(w http.ResponseWriter, req *http.Request, received time.Time, message string, next http.Handler) {
 	ac, rules, err := a.begin(req, received)
 	if err != nil || ac == nil {

@@ -37,8 +37,9 @@ var modes = []string{ModeBatch, ModeBlocking, ModeBlockingStrict}
 type BackendConfig struct {
 	// Mode is one of the Mode constants. With ModeBlockingStrict a request fails if its event cannot be
 	// stored.
-	Mode     string
-	Batch    buffered.BatchConfig
+	Mode  string
+	Batch buffered.BatchConfig
+	// Truncate removes the request and response of events that exceed Sizes, and splits large batches.
 	Truncate bool
 	Sizes    truncate.Config
 	// Version is the API version of the written events.
@@ -56,7 +57,8 @@ type Config struct {
 	// megabytes at which the log is rotated. Zero means no limit.
 	MaxAge, MaxBackups, MaxSize int
 	// Format is "json" or "legacy".
-	Format   string
+	Format string
+	// Compress compresses rotated log files with gzip.
 	Compress bool
 	Log      BackendConfig
 	// WebhookFile is a kubeconfig of the server that receives events. Empty means no webhook.
@@ -130,8 +132,8 @@ func (l lenient) ProcessEvents(events ...*event) bool {
 	return true
 }
 
-// wrap adds to a backend what the flags select: batching or leniency, and truncation of large
-// events.
+// wrap returns b with what the flags select: batching, or ignoring failures in ModeBlocking, and truncation of large
+// events. gv is the version of the encoded events.
 func (s *BackendConfig) wrap(b audit.Backend, gv schema.GroupVersion) audit.Backend {
 	switch s.Mode {
 	case ModeBatch:
@@ -151,8 +153,8 @@ func CheckPolicy(file string) error {
 	return err
 }
 
-// New returns an Auditor, or nil if cfg disables auditing. It returns an error for invalid
-// settings, an invalid policy, or a log file that cannot be opened. The caller must call Run.
+// New returns an Auditor, or nil if auditing is disabled because there is no policy file or no backend. It returns an
+// error for invalid settings, an invalid policy, or a log file that cannot be opened. The caller must call Run.
 func New(cfg Config) (a *Auditor, err error) {
 	if cfg.PolicyFile == "" && cfg.Path == "" && cfg.WebhookFile == "" {
 		return nil, nil
@@ -190,8 +192,8 @@ func New(cfg Config) (a *Auditor, err error) {
 	return a, nil
 }
 
-// logBackend returns the backend that writes the log, and its file. The file is nil if the log is
-// standard output.
+// logBackend returns the backend that writes the log, and the log file, which the caller closes. The file is nil if
+// the log is standard output. It returns an error for invalid settings or if the file cannot be opened.
 func (c *Config) logBackend() (audit.Backend, io.Closer, error) {
 	gv, err := c.Log.check("log")
 	if err != nil {
@@ -214,8 +216,8 @@ func (c *Config) logBackend() (audit.Backend, io.Closer, error) {
 	return c.Log.wrap(auditlog.NewBackend(out, c.Format, gv), gv), file, nil
 }
 
-// open opens the audit log: standard output, a plain file, or a file that is rotated when it
-// reaches its maximum size.
+// open opens the audit log: standard output for "-", a plain file if MaxSize is zero, or otherwise a file that is
+// rotated when it reaches its maximum size. It creates the directory if it does not exist.
 func (c *Config) open() (io.Writer, error) {
 	if c.Path == "-" {
 		return os.Stdout, nil

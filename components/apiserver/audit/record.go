@@ -31,19 +31,25 @@ const maxRecordedBody = 8 << 20
 // writer and the request body to capture what the handler reads and writes.
 type requestRecord struct {
 	http.ResponseWriter
-	ctx         context.Context //nolint:containedctx // the struct lives as long as the request
-	ac          *audit.AuditContext
-	rules       audit.RequestAuditConfig
-	info        *apirequest.RequestInfo
+	ctx   context.Context //nolint:containedctx // the struct lives as long as the request
+	ac    *audit.AuditContext
+	rules audit.RequestAuditConfig
+	info  *apirequest.RequestInfo
+	// longRunning means that the request is a stream such as a watch, which has an event ResponseStarted and no
+	// bodies.
 	longRunning bool
-	started     bool
+	// started means that the response has started, so its status is known.
+	started bool
 	// captureResponse means that the response body is captured.
 	captureResponse bool
-	sent            bytes.Buffer
-	received        *tee
+	// sent is the captured response body.
+	sent bytes.Buffer
+	// received captures the request body. It is nil if the body is not captured.
+	received *tee
 	// objectRecorded means that the decoded request object has been recorded.
 	objectRecorded bool
-	patch          bool
+	// patch means that the request body is a patch and not an object.
+	patch bool
 	// code is the response status.
 	code      int
 	mediaType string
@@ -68,8 +74,9 @@ func (t *tee) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// captureBodies returns the request with a body that is captured while the handler reads it, and
-// prepares capturing the response. Bodies of long-running requests are not captured.
+// captureBodies returns the request with a body that is captured while the handler reads it, and lets Requested find
+// t. If the level is RequestResponse, it also disables compression of the response. Long-running requests and those
+// for other paths than resources are returned unchanged.
 func (t *requestRecord) captureBodies(req *http.Request) *http.Request {
 	if t.longRunning || !t.info.IsResourceRequest {
 		return req
@@ -99,8 +106,8 @@ func mediaType(h http.Header) string {
 	return media
 }
 
-// start records the response status when the response starts, and decides whether the response body is captured. Only
-// the first call has an effect.
+// start records the response status when the response starts, and decides whether the response body is captured. For
+// a long-running request that succeeds it writes the event ResponseStarted. Only the first call has an effect.
 func (t *requestRecord) start(code int) {
 	if t.started {
 		return
@@ -125,8 +132,8 @@ func (t *requestRecord) WriteHeader(code int) {
 	t.ResponseWriter.WriteHeader(code)
 }
 
-// Write implements http.ResponseWriter and captures the response body if the audit level requires
-// it.
+// Write implements http.ResponseWriter. It captures the response body, up to about maxRecordedBody bytes, if the
+// audit level or an error status requires it.
 func (t *requestRecord) Write(p []byte) (int, error) {
 	t.start(http.StatusOK)
 	if t.captureResponse && t.sent.Len() < maxRecordedBody {
@@ -157,8 +164,8 @@ func (t *requestRecord) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap returns the wrapped writer, for http.ResponseController.
 func (t *requestRecord) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
-// end writes the last audit event of a request after the handler of the request has returned. v is the value with
-// which the handler has panicked, or nil.
+// end writes the last audit event of a request, ResponseComplete or Panic, after the handler of the request has
+// returned. v is the value with which the handler has panicked, or nil.
 func (t *requestRecord) end(v any) {
 	t.logRequest()
 	if v != nil {
@@ -183,8 +190,9 @@ func (t *requestRecord) end(v any) {
 	t.ac.ProcessEventStage(t.ctx, auditapi.StageResponseComplete)
 }
 
-// logRequest adds the captured request body to the event, unless the decoded object has already
-// been added, the body is too large, or it may not have been a valid object.
+// logRequest adds the captured request body to the event, as an object or a patch. It does nothing if the decoded
+// object has already been added, the body is empty, too large or cannot be converted to JSON, or the request was
+// rejected and the body may not be a valid object.
 func (t *requestRecord) logRequest() {
 	if t.objectRecorded || t.received == nil || t.received.captured.Len() == 0 || t.received.captured.Len() >= maxRecordedBody {
 		return
@@ -213,7 +221,8 @@ func (t *requestRecord) logRequest() {
 	}
 }
 
-// logResponse adds the captured response body to the event, unless it is too large.
+// logResponse adds the captured response body to the event, unless it is empty, too large or cannot be converted to
+// JSON.
 func (t *requestRecord) logResponse() {
 	if !t.captureResponse || t.sent.Len() == 0 || t.sent.Len() >= maxRecordedBody {
 		return
@@ -265,7 +274,8 @@ func omitManagedFields(obj map[string]any) {
 	}
 }
 
-// asJSON converts a captured body of a media type to JSON. It returns nil if that is impossible.
+// asJSON converts a captured body of a media type to JSON. It returns nil for media types other than JSON, YAML and
+// protobuf, and if the body cannot be decoded.
 func asJSON(media string, data []byte) []byte {
 	switch {
 	case strings.HasSuffix(media, "json") || bytes.HasPrefix(data, []byte("{")) || bytes.HasPrefix(data, []byte("[")):

@@ -10,9 +10,9 @@ import (
 
 type requestRecordKey struct{}
 
-// Requested adds the decoded and defaulted object of a request, which is of version gv, to the
-// audit event. Handlers call it because the raw body may lack defaults. It does nothing for
-// requests that are not audited.
+// Requested adds the decoded and defaulted object of a request, which is of version gv, to the audit event of the
+// request in ctx. Handlers call it because the raw body may lack defaults. It does nothing for requests that are not
+// audited.
 func Requested(ctx context.Context, obj runtime.Object, gv schema.GroupVersion) {
 	t, ok := ctx.Value(requestRecordKey{}).(*requestRecord)
 	if !ok || t.ac != audit.AuditContextFrom(ctx) {
