@@ -34,13 +34,13 @@ func newCertificate(certFile, keyFile string, log *slog.Logger) (*pki.Files, err
 	return c, err
 }
 
-// clientCertAuthenticator authenticates requests only by client certificates that roots have
-// signed. The server uses it if Config.Authenticator is nil, mainly in tests.
+// clientCertAuthenticator authenticates requests only by client certificates that chain to one of the CAs in roots.
+// The server uses it if Config.Authenticator is nil, mainly in tests. With nil roots it authenticates no request.
 type clientCertAuthenticator struct{ roots *x509.CertPool }
 
 // AuthenticateRequest implements authenticator.Request. The user's name is the common name of the client's
-// certificate, and the organizations are the user's groups. ok is false if there is no certificate. A certificate that
-// roots have not signed is an error.
+// certificate. The groups are its organizations and system:authenticated. ok is false if there is no certificate or
+// roots is nil. A certificate that does not chain to roots is an error.
 func (c clientCertAuthenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	if c.roots == nil || req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
 		return nil, false, nil

@@ -36,13 +36,14 @@ type Config struct {
 	// possible for services, ipaddresses and servicecidrs, because they are written in one
 	// transaction.
 	EtcdOverrides map[schema.GroupResource]*clientv3.Client
-	// Transformer returns the encryption for the objects of a resource, or nil for none. A nil
-	// function means no encryption.
+	// Transformer returns the encryption at rest for the objects of a resource, or nil if they are stored as plain
+	// text. If the function itself is nil, nothing is encrypted.
 	Transformer func(schema.GroupResource) value.Transformer
 	// Resources are the served resources. Nil means all built-in ones.
 	Resources []*api.Resource
-	// Adopt replaces the Adopt function of built-in resources if it depends on the cluster's
-	// configuration. It is ignored if Resources is set.
+	// Adopt replaces the Adopt functions of built-in resources. Such a function fills fields of a stored object that
+	// older servers did not store; it is set here if the values depend on the cluster's configuration. It is ignored
+	// if Resources is set.
 	Adopt map[schema.GroupResource]func(api.Object)
 	// Disabled reports whether a built-in resource is disabled. It may be nil.
 	Disabled func(schema.GroupVersionResource) bool
@@ -59,7 +60,7 @@ type Config struct {
 	// clients in the TLS handshake.
 	ClientCAs *x509.CertPool
 
-	// TLS contains further TLS settings.
+	// TLS contains TLS settings besides the serving certificate.
 	TLS TLSConfig
 
 	// Authenticator authenticates requests. Nil means client certificates signed by ClientCAs, with
@@ -75,7 +76,7 @@ type Config struct {
 	Limiter filters.Limiter
 	// Auditor records requests. Nil means no auditing.
 	Auditor filters.Auditor
-	// Limits of what requests and connections may take.
+	// Limits contains timeouts and maximum sizes of requests and connections.
 	Limits Limits
 
 	// Extend, unless nil, is called by New with the registry before anything is served. It adds
@@ -90,9 +91,10 @@ type Config struct {
 	External string
 	// Aggregation, unless nil, proxies requests to aggregated API servers.
 	Aggregation Aggregation
-	// ReadyChecks are added to /readyz and, after LivezGrace, to /livez.
+	// ReadyChecks are startup checks. They are added to /readyz, /healthz and /livez; /livez ignores their failures
+	// for LivezGrace after the start. Empty means one check of the store's caches that are filled at startup.
 	ReadyChecks []health.Check
-	// WorkChecks are added to /readyz and /healthz, OnlyReadyChecks only to /readyz.
+	// WorkChecks are added to /readyz and /healthz but not to /livez, OnlyReadyChecks only to /readyz.
 	WorkChecks, OnlyReadyChecks []health.Check
 
 	// Kubelet configures connections to kubelets for logs, exec and similar requests.
@@ -118,23 +120,25 @@ type Limits struct {
 	// Watch is the minimum duration of watches without a timeout of their client. Zero means 30
 	// minutes.
 	Watch time.Duration
-	// SlowReader is how long a watch waits until its client reads pending data before it is closed.
-	// Zero means one minute.
+	// SlowReader is how long a watch waits for a client that does not read pending data before the server closes the
+	// watch. Zero means one minute.
 	SlowReader time.Duration
 	// Streams is the maximum number of concurrent streams per HTTP/2 connection. Zero means 250.
 	Streams int
 	// StreamBytes limits the bytes per second of each connection of exec, attach, port-forward and
 	// proxy in each direction. Zero means no limit.
 	StreamBytes int64
-	// Stored is the size in bytes above which etcd certainly rejects an object. Zero means 2 MiB, the
-	// maximum message size of etcd's remote client.
+	// Stored is the size in bytes above which etcd certainly rejects an object. Custom resources above it are
+	// rejected before they are processed. Zero means 2 MiB, the maximum message size of etcd's remote client.
 	Stored int64
 	// ShutdownDelay is how long the server continues to serve after shutdown was requested. During
 	// that time /readyz fails, so that load balancers stop sending requests to it.
 	ShutdownDelay time.Duration
-	// LivezGrace is how long after startup /livez ignores startup checks that have not passed yet.
+	// LivezGrace is how long after startup /livez ignores startup checks (Config.ReadyChecks) that have not passed
+	// yet.
 	LivezGrace time.Duration
-	// Guard contains settings for browsers and load balancers.
+	// Guard contains the settings for CORS, HSTS, and closing HTTP/2 connections so that load balancers distribute
+	// them.
 	Guard filters.Guard
 }
 

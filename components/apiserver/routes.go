@@ -47,8 +47,8 @@ func newRoutes(handlers map[string]http.Handler) *routes {
 	return r
 }
 
-// ServeHTTP implements http.Handler. It calls the handler of the exact path, or of the longest
-// registered prefix, and responds with 404 if there is none.
+// ServeHTTP implements http.Handler. It calls the handler of the exact path, otherwise of the longest registered
+// prefix of the path, and responds with 404 if there is none.
 func (r *routes) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	path := req.URL.Path
 	if h, ok := r.exact[path]; ok {
@@ -180,8 +180,8 @@ func (s *Server) checks() map[string][]health.Check {
 	}
 }
 
-// stored returns statistics of the cached objects of each resource, for metrics. Resources whose
-// cache has not been filled yet are omitted.
+// stored returns statistics of the cached objects of each resource, for metrics. Resources whose cache has not been
+// filled yet are omitted, and versions of a resource that share their stored objects are counted once.
 func (s *Server) stored() iter.Seq[metrics.Stored] {
 	return func(yield func(metrics.Stored) bool) {
 		seen := map[*store.Collection]bool{}
@@ -210,7 +210,7 @@ func indexPaths(all map[string]http.Handler) []string {
 	return paths
 }
 
-// index returns the handler of "/", which lists all paths of the server as JSON. Other paths get
+// index returns the handler of "/" and "/index.html", which lists all paths of the server as JSON. Other paths get
 // the response 404.
 func (s *Server) index(all map[string]http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -236,8 +236,8 @@ func (s *Server) index(all map[string]http.Handler) http.Handler {
 	})
 }
 
-// onlyGet wraps a handler that serves the media type produces. Other methods than GET get the
-// response 405, and clients that do not accept the type the response 406, as in upstream.
+// onlyGet wraps h, a handler that serves the media type produces. Methods other than GET get the response 405. A GET
+// request whose Accept header excludes the media type gets the response 406. Both are as in upstream.
 func (s *Server) onlyGet(h http.Handler, produces string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		switch {
@@ -252,8 +252,8 @@ func (s *Server) onlyGet(h http.Handler, produces string) http.Handler {
 	})
 }
 
-// acceptsForm reports whether an Accept header allows a format. As in upstream, weights and wildcards
-// other than */* are ignored.
+// acceptsForm reports whether an Accept header allows the media type form. An empty header allows all. As in
+// upstream, parameters such as weights, and wildcards other than */*, are ignored.
 func acceptsForm(accept, form string) bool {
 	if accept == "" {
 		return true
@@ -266,7 +266,8 @@ func acceptsForm(accept, form string) bool {
 	return false
 }
 
-// serveVersion handles requests for /version, the version of the server.
+// serveVersion responds with the version of the server as JSON. It responds with errors to paths below /version/, to
+// methods other than GET, and to clients that do not accept JSON.
 func (s *Server) serveVersion(w http.ResponseWriter, req *http.Request) {
 	switch {
 	case strings.TrimSuffix(req.URL.Path, "/") != "/version":
@@ -280,7 +281,7 @@ func (s *Server) serveVersion(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// writeJSON sends v as indented JSON with the status 200.
+// writeJSON sends v as indented JSON with the status 200, or 500 if v cannot be encoded.
 func writeJSON(w http.ResponseWriter, v any) {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

@@ -51,11 +51,11 @@ type Server struct {
 	metrics *metrics.Metrics
 	rest    *rest.Handler
 	chain   *filters.Chain
-	// stopping is canceled when Run starts to shut down. This closes all watches.
+	// stopping is canceled when Run starts to close connections, after Limits.ShutdownDelay. This closes all watches.
 	stopping context.Context //nolint:containedctx // the context of the server outlives calls
 	stop     context.CancelFunc
 	ready    chan struct{}
-	// shuttingDown is closed when shutdown is requested.
+	// shuttingDown is closed when shutdown is requested. From then on /readyz fails.
 	shuttingDown chan struct{}
 	// known is set once all resources of this server and of aggregated servers are known, see
 	// startup.go.
@@ -63,8 +63,8 @@ type Server struct {
 	created time.Time
 }
 
-// New validates cfg and creates the server. No goroutine runs yet, but clients within the process
-// can be created immediately. Their requests wait for Run.
+// New validates cfg, applies defaults and creates the server. No goroutine runs yet, but clients within the process
+// can be created immediately. Their requests wait until Run has filled the caches that they need.
 func New(cfg Config) (*Server, error) {
 	if cfg.Etcd == nil {
 		return nil, errors.New("the API server requires an etcd client")
@@ -147,8 +147,9 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// openOverrideStores creates a store for each etcd in Config.EtcdOverrides, and returns the stores
-// by resource. It returns an error for resources that must be in the main etcd.
+// openOverrideStores creates a store for each etcd in Config.EtcdOverrides, and returns the stores by resource.
+// Resources with the same etcd client share a store. It returns an error for services, ipaddresses and servicecidrs,
+// which must be in the main etcd.
 func (s *Server) openOverrideStores() (map[schema.GroupResource]*store.Store, error) {
 	made := map[*clientv3.Client]*store.Store{}
 	apart := map[schema.GroupResource]*store.Store{}
@@ -240,7 +241,8 @@ func (s *Server) compose() error {
 // Registry returns the registry of the served API resources.
 func (s *Server) Registry() *registry.Registry { return s.registry }
 
-// Stores returns the stores of the server, the main one and those of Config.EtcdOverrides, by their etcd clients.
+// Stores returns the stores of the server by their etcd clients: the main one, and those of Config.EtcdOverrides
+// whose resources are served.
 func (s *Server) Stores() map[*clientv3.Client]*store.Store {
 	all := map[*clientv3.Client]*store.Store{s.cfg.Etcd: s.store}
 	for gr, client := range s.cfg.EtcdOverrides {
@@ -258,13 +260,14 @@ func (s *Server) Handler() http.Handler { return s.chain }
 // Metrics returns the metrics of the server, so that other parts of the process can add theirs.
 func (s *Server) Metrics() *metrics.Metrics { return s.metrics }
 
-// Ready returns a channel that is closed once the server can handle requests: the store works and
-// all custom resources are served.
+// Ready returns a channel that is closed by Run once the server can handle requests: namespaces can be read from etcd
+// and all custom resources are served.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
 // ClientConfig returns the configuration of an in-process client that acts as a user with groups.
-// system:authenticated is added. Requests pass the same filter chain as network requests, except
-// for authentication. Therefore code that has access to the server can act as any user.
+// system:authenticated is added to the groups. Requests pass the same filter chain as network requests, except for
+// authentication, so code that has access to the server can act as any user. The client does not limit its request
+// rate.
 func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Config {
 	u := &user.DefaultInfo{Name: userName, Groups: groups}
 	if !slices.Contains(groups, user.AllAuthenticated) {
@@ -282,8 +285,9 @@ func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Con
 	}
 }
 
-// isShort reports whether the response to an in-process request is complete in one piece, so that
-// it can be buffered. Watches and upgraded connections are not short.
+// isShort reports whether the response to an in-process request is complete in one piece, so that the in-process
+// client can buffer it. Watches, logs, proxied and upgraded connections, and requests that cannot be parsed are not
+// short.
 func isShort(req *http.Request) bool {
 	if req.Header.Get("Upgrade") != "" {
 		return false
@@ -292,8 +296,9 @@ func isShort(req *http.Request) bool {
 	return err == nil && !request.LongRunning(info)
 }
 
-// Run serves until ctx is canceled. Then watches are closed, other requests are completed, and the
-// stores stop last.
+// Run serves until ctx is canceled, the listener fails or a part of the server fails. It then continues to serve for
+// Limits.ShutdownDelay, unless something failed, closes watches, waits at most graceTime for other requests, and
+// stops the stores last. It returns nil after ctx was canceled, unless stopping failed.
 func (s *Server) Run(ctx context.Context) error {
 	var g lifecycle.Group
 	// Requests in progress need the store after ctx is canceled.
@@ -349,9 +354,9 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(err, g.Stop())
 }
 
-// warm fills the cache of namespaces, which most requests need. The returned channel is closed once
-// this is done, which shows that the store works, and once all custom resources are served. Other
-// caches are filled at first use.
+// warm starts to fill the cache of namespaces, which most requests need; other caches are filled at first use. The
+// returned channel is closed once this is done, which shows that etcd can be read, and once all custom resources are
+// served. If namespaces are not served, it is closed immediately; if the server stops first, it may never be closed.
 func (s *Server) warm() <-chan struct{} {
 	c := s.registry.Collection(schema.GroupResource{Resource: "namespaces"})
 	if c == nil {
@@ -377,7 +382,7 @@ func (s *Server) warm() <-chan struct{} {
 	return both
 }
 
-// responseGrace is the time that a client has to read the response after the request timeout,
+// responseGrace is the time that a client has to send its body and read the response beyond the request timeout,
 // before the server closes the stream.
 const responseGrace = 5 * time.Second
 

@@ -15,8 +15,8 @@ import (
 // must not fail with "not found": garbage collectors and operators would conclude that existing
 // objects have been deleted.
 
-// earlyTimeout is how long a request for a possibly unknown resource waits after startup before the
-// server responds with 503, and the delay after which the client retries.
+// earlyTimeout is how long a request for a possibly unknown resource waits after startup before the server responds
+// with 503. It is also the delay in the header Retry-After of this response.
 const earlyTimeout = 5 * time.Second
 
 // errEarly returns the error 503 for a request whose resource is not known yet, directly after
@@ -27,8 +27,9 @@ func errEarly() error {
 	return err
 }
 
-// waitComplete waits until the server knows all custom resources and those of aggregated servers.
-// It returns false on timeout, or if the request or the server is stopped.
+// waitComplete waits until the server knows all custom resources and those of aggregated servers. It returns true
+// then, and immediately once that was the case. It returns false after earlyTimeout, or if the client cancels the
+// request or the server stops.
 func (s *Server) waitComplete(req *http.Request) bool {
 	if s.known.Load() {
 		return true
@@ -57,9 +58,9 @@ func (s *Server) waitComplete(req *http.Request) bool {
 	return true
 }
 
-// checkKnown reports whether a request below /api or /apis can be handled because it is known
-// whether its resource exists. Directly after startup it waits for that. On timeout it responds
-// with 503 and returns false.
+// checkKnown reports whether a request below /api or /apis can be handled because it is certain whether its resource
+// exists. For built-in resources and for discovery below /api/ it returns true immediately. Otherwise it waits after
+// startup for the custom resources and aggregated servers; on timeout it responds with 503 and returns false.
 func (s *Server) checkKnown(w http.ResponseWriter, req *http.Request) bool {
 	if s.known.Load() {
 		return true

@@ -2,8 +2,8 @@ package apiserver
 
 import "time"
 
-// graceTime is the maximum time that requests in progress get at shutdown before their connections
-// are closed.
+// graceTime is the maximum time that requests in progress, other than watches, get at shutdown before their
+// connections are closed.
 const graceTime = 5 * time.Second
 
 // StopTimeout implements lifecycle.StopTimeouter: it returns how long Run may need after its

@@ -13,18 +13,18 @@ import (
 
 // TLSConfig contains TLS settings besides the serving certificate.
 type TLSConfig struct {
-	// MinVersion, for example tls.VersionTLS13. Zero means TLS 1.2.
+	// MinVersion is the minimum TLS version, for example tls.VersionTLS13. Zero means TLS 1.2.
 	MinVersion uint16
-	// CipherSuites for TLS 1.2. Nil means tlsdefaults.CipherSuites.
+	// CipherSuites for TLS 1.2 and below. Nil means tlsdefaults.CipherSuites.
 	CipherSuites []uint16
 	// NoHTTP2 disables HTTP/2.
 	NoHTTP2 bool
-	// SNI are additional certificates by server name. The first match is used. They are reloaded
-	// when they change.
+	// SNI are additional certificates by server name. If several have the same name, the first is used. They are
+	// reloaded when they change.
 	SNI []NamedCertificate
-	// ClientCAs returns the CAs of acceptable client certificates. It is called for every
-	// connection, may return nil, and must return the same pool as long as it has not changed. If
-	// it is nil, Config.ClientCAs is used.
+	// ClientCAs returns the CAs whose names the TLS handshake sends to clients, so that they select a certificate. It
+	// is called for every connection, may return nil, and must return the same pool as long as it has not changed. If
+	// the function is nil, Config.ClientCAs is used.
 	ClientCAs func() *x509.CertPool
 }
 
@@ -32,12 +32,14 @@ type TLSConfig struct {
 // (SNI).
 type NamedCertificate struct {
 	CertFile, KeyFile string
-	// Names may start with "*.". If empty, the names in the certificate are used.
+	// Names are the server names of the certificate and may start with "*.". If empty, the DNS names in the
+	// certificate are used, or its common name if there are none.
 	Names []string
 }
 
-// tlsConfig returns the TLS configuration of the listener. Certificates are reloaded when their
-// files change. It returns an error if one cannot be read now.
+// tlsConfig returns the TLS configuration of the listener. Client certificates are requested but not verified,
+// because the authenticator does that. Serving certificates are reloaded when their files change. It returns an error
+// if one cannot be read now.
 func (s *Server) tlsConfig() (*tls.Config, error) {
 	usual, err := newCertificate(s.cfg.CertFile, s.cfg.KeyFile, s.log)
 	if err != nil {
@@ -72,9 +74,8 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 	return base, nil
 }
 
-// forAuthorities returns a function for tls.Config.GetConfigForClient that returns base with the
-// CAs that pool returns. base is only copied when the CAs have changed, so that session tickets
-// stay valid.
+// forAuthorities returns a function for tls.Config.GetConfigForClient. The function returns base with the CAs that
+// pool returns as ClientCAs. It copies base only when the CAs have changed, so that session tickets stay valid.
 func forAuthorities(base *tls.Config, pool func() *x509.CertPool) func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	var mu sync.Mutex // guards current
 	var current *tls.Config
@@ -90,8 +91,9 @@ func forAuthorities(base *tls.Config, pool func() *x509.CertPool) func(*tls.Clie
 	}
 }
 
-// certificateForName returns a function that selects the serving certificate for the server name
-// that the client requests: an exact match or a wildcard match from all, otherwise usual.
+// certificateForName returns a function that selects the serving certificate for the server name that the client
+// requests (SNI): an exact match from all, otherwise a wildcard match for the first label, otherwise usual. It
+// returns an error if one of the certificates cannot be read.
 func (s *Server) certificateForName(usual *pki.Files, all []NamedCertificate) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	byName := map[string]*pki.Files{}
 	for _, n := range all {

@@ -52,11 +52,10 @@ const (
 	retryDelay = time.Second
 )
 
-// Run writes the missing initial objects and returns when all of them exist. It does not change
-// existing objects, even if they cannot be decoded, with two exceptions: RBAC and flow control
-// objects that differ from the defaults and have not opted out by their annotation, and the
-// ServiceCIDR of a cluster that becomes dual-stack. Run retries while etcd is unavailable or slow,
-// until ctx is canceled.
+// Run writes the missing initial objects and returns when all of them exist. It does not change existing objects,
+// even if they cannot be decoded, with two exceptions: RBAC and flow control objects that differ from the defaults
+// and have not opted out by their annotation, and the ServiceCIDR of a cluster that becomes dual-stack. Run retries
+// while etcd is unavailable or slow, until ctx is canceled, and up to maxAttempts conflicts with other API servers.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -149,8 +148,8 @@ func serviceCIDR(cidrs []string) *networkingv1.ServiceCIDR {
 	}
 }
 
-// writeMissing writes the missing objects once, without retries, and returns the number of writes.
-// An error may occur after a part of the objects was written.
+// writeMissing writes the missing objects once, without retries, and returns the number of writes. If it returns an
+// error, some of the objects may have been written.
 func writeMissing(ctx context.Context, cfg Config) (int, error) {
 	all := desiredResources(cfg)
 	ops := make([][]store.Op, len(all))
@@ -174,7 +173,7 @@ func writeMissing(ctx context.Context, cfg Config) (int, error) {
 }
 
 // missing returns the operations that create the missing objects of w, or update those that must be reconciled. It
-// logs and skips existing objects that cannot be decoded.
+// logs and skips existing objects that cannot be decoded and would have to be reconciled.
 func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log *slog.Logger) ([]store.Op, error) {
 	page, err := res.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {
@@ -212,8 +211,9 @@ func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log 
 	return ops, nil
 }
 
-// prepare completes a new object as a create request through the API does: default values, managed
-// fields, generation, UID and creation time. It modifies and returns obj. The status is kept.
+// prepare completes a new object as a create request through the API does: default values, managed fields,
+// generation, UID and creation time. It modifies and returns obj. Unlike a create request, it keeps the status of
+// ServiceCIDRs and FlowSchemas.
 func prepare(ctx context.Context, res *api.Resource, obj api.Object) api.Object {
 	given := obj.DeepCopyObject()
 	res.Default(obj)

@@ -60,9 +60,9 @@ func levelFoundCondition(s *flowcontrolv1.FlowSchema) flowcontrolv1.FlowSchemaCo
 	}
 }
 
-// reconcileFlowSchema returns a copy of existing, the stored FlowSchema, that matches wanted, the default of this
-// release. It sets the annotation that records whether the spec is reconciled automatically and, if it is, the spec.
-// It returns nil if nothing changes.
+// reconcileFlowSchema returns a copy of existing, the stored FlowSchema, with what must change to match wanted, the
+// default of this release: the annotation that records whether the spec is reconciled automatically and, if it is,
+// the spec. Mandatory FlowSchemas are always reconciled. It returns nil if nothing changes.
 func reconcileFlowSchema(existing, wanted api.Object) api.Object {
 	is, want := existing.(*flowcontrolv1.FlowSchema), wanted.(*flowcontrolv1.FlowSchema)
 	mandatory := slices.ContainsFunc(defaults.MandatoryFlowSchemas, func(s *flowcontrolv1.FlowSchema) bool { return s.Name == is.Name })
@@ -80,8 +80,9 @@ func reconcileFlowSchema(existing, wanted api.Object) api.Object {
 	return out
 }
 
-// reconcilePriorityLevel returns the change of a stored PriorityLevelConfiguration. It follows the same rules as
-// reconcileFlowSchema.
+// reconcilePriorityLevel returns a changed copy of existing, a stored PriorityLevelConfiguration, or nil if nothing
+// changes. It follows the same rules as reconcileFlowSchema, except that users may configure the lending of the level
+// "exempt".
 func reconcilePriorityLevel(existing, wanted api.Object) api.Object {
 	is, want := existing.(*flowcontrolv1.PriorityLevelConfiguration), wanted.(*flowcontrolv1.PriorityLevelConfiguration)
 	mandatory := slices.ContainsFunc(defaults.MandatoryPriorityLevelConfigurations,
@@ -132,10 +133,10 @@ func setAutoUpdate(obj api.Object, auto bool) {
 	obj.SetAnnotations(annotations)
 }
 
-// ReconcileFlowControl reconciles the default configuration of API Priority and Fairness: it
-// creates missing objects, updates those that are reconciled automatically, and deletes
-// automatically reconciled objects that are not defaults of this release anymore. It tries again
-// after conflicts with other writers. DefaultsReconciler of package fairness calls it.
+// ReconcileFlowControl reconciles the default configuration of API Priority and Fairness: it creates missing objects,
+// updates those that are reconciled automatically, and deletes automatically reconciled objects that are not defaults
+// of this release anymore. It makes up to five attempts if other clients write the same objects. Package fairness
+// calls it when one of the objects changes.
 func ReconcileFlowControl(ctx context.Context, reg *registry.Registry) error {
 	var err error
 	for range maxAttempts {
@@ -171,8 +172,8 @@ func reconcileFlowControlOnce(ctx context.Context, reg *registry.Registry) error
 	return err
 }
 
-// obsoleteDeletions returns operations that delete those objects of a resource that are reconciled
-// automatically but are not in w. They were defaults of an earlier release.
+// obsoleteDeletions returns operations that delete those objects of a resource that are reconciled automatically but
+// are not in w, because they were defaults of an earlier release. It skips objects that cannot be decoded.
 func obsoleteDeletions(ctx context.Context, res *registry.Resource, w desiredObjects) ([]store.Op, error) {
 	page, err := res.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {

@@ -38,8 +38,8 @@ const (
 	readyFields    = `{"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:lastTransitionTime":{},"f:message":{},"f:status":{},"f:type":{}}}}}`
 )
 
-// setManagedFields sets the managed fields of a new object that already has its default values. If
-// they cannot be computed, it does not set any.
+// setManagedFields sets the managed fields of a new object that already has its default values. It sets none if the
+// object has no fields other than metadata and status, or if encoding them fails.
 func setManagedFields(res *api.Resource, obj api.Object) {
 	manager := serverManager
 	var entries []metav1.ManagedFieldsEntry

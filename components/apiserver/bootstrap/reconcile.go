@@ -16,16 +16,16 @@ import (
 // nothing is removed, and objects with the annotation rbac.authorization.kubernetes.io/autoupdate:
 // "false" are not changed. The library computes the result, and the store writes it.
 
-// reconcileClusterRole returns the existing ClusterRole with the missing rules and labels of
-// wanted, or nil if nothing changes.
+// reconcileClusterRole returns the existing ClusterRole with the missing rules, labels and annotations of wanted, or
+// nil if nothing changes or the role has opted out by its annotation.
 func reconcileClusterRole(existing, wanted api.Object) api.Object {
 	return reconcileRules(
 		reconciliation.ClusterRoleRuleOwner{ClusterRole: existing.(*rbacv1.ClusterRole)},
 		reconciliation.ClusterRoleRuleOwner{ClusterRole: wanted.(*rbacv1.ClusterRole)})
 }
 
-// reconcileRole returns the existing Role with the missing rules of wanted, or nil if nothing
-// changes.
+// reconcileRole returns the existing Role with the missing rules of wanted, or nil if nothing changes or the role has
+// opted out by its annotation.
 func reconcileRole(existing, wanted api.Object) api.Object {
 	return reconcileRules(
 		reconciliation.RoleRuleOwner{Role: existing.(*rbacv1.Role)},
@@ -44,16 +44,16 @@ func reconcileRules(existing, wanted reconciliation.RuleOwner) api.Object {
 	return result.Role.GetObject().(api.Object)
 }
 
-// reconcileClusterRoleBinding returns the existing ClusterRoleBinding with the missing subjects of
-// wanted, or nil if nothing changes.
+// reconcileClusterRoleBinding returns the existing ClusterRoleBinding with the missing subjects of wanted. It returns
+// nil if nothing changes or the binding has opted out by its annotation.
 func reconcileClusterRoleBinding(existing, wanted api.Object) api.Object {
 	return reconcileSubjects(
 		reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: existing.(*rbacv1.ClusterRoleBinding)},
 		reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: wanted.(*rbacv1.ClusterRoleBinding)})
 }
 
-// reconcileRoleBinding returns the existing RoleBinding with the missing subjects of wanted, or nil
-// if nothing changes.
+// reconcileRoleBinding returns the existing RoleBinding with the missing subjects of wanted. It returns nil if
+// nothing changes or the binding has opted out by its annotation.
 func reconcileRoleBinding(existing, wanted api.Object) api.Object {
 	return reconcileSubjects(
 		reconciliation.RoleBindingAdapter{RoleBinding: existing.(*rbacv1.RoleBinding)},

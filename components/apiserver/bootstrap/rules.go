@@ -22,9 +22,9 @@ const (
 	readWrite  = read + " " + write
 )
 
-// rule returns a rule that grants verbs on resources of API groups. The first three arguments are
-// lists separated by spaces. If names are given, the rule is limited to the objects with these
-// names.
+// rule returns an RBAC rule that grants verbs on resources of API groups. The first three arguments are lists
+// separated by spaces; the group "core" stands for the legacy group. If names are given, the rule is limited to the
+// objects with these names.
 func rule(verbs, groups, resources string, names ...string) rbacv1.PolicyRule {
 	gs := strings.Fields(groups)
 	for i, g := range gs {
@@ -60,8 +60,8 @@ func sorted(list string) []string {
 	return words
 }
 
-// meta returns the metadata of an initial RBAC object. Its annotation says that the object is
-// reconciled at each start. A user can set it to "false" to opt out.
+// meta returns the metadata of an initial RBAC object. Its annotation rbac.authorization.kubernetes.io/autoupdate
+// specifies that the object is reconciled at each start. A user can set it to "false" to opt out.
 func meta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace:   namespace,
@@ -94,7 +94,8 @@ func aggregated(name, to string) *rbacv1.ClusterRole {
 	return r
 }
 
-// part returns the ClusterRole system:aggregate-to-ROLE, whose rules the aggregation controller adds to the role to.
+// part returns the ClusterRole system:aggregate-to-NAME with rules, where NAME is the argument to: "admin", "edit" or
+// "view". The aggregation controller adds the rules to the role with this name.
 func part(to string, rules ...rbacv1.PolicyRule) *rbacv1.ClusterRole {
 	r := clusterRole("system:aggregate-to-"+to, rules...)
 	r.Labels[aggregateTo(to)] = "true"

@@ -24,21 +24,21 @@ import (
 // after that time.
 const serverTTL = 15
 
-// serverTracker tracks which API servers of an etcd cluster are running. Each server keeps a key
-// named after its address, with a lease, at the same place in etcd as upstream's servers.
+// serverTracker tracks which API servers of an etcd cluster are running. Each server writes an etcd key that ends
+// with its address and expires with a lease, at the same place in etcd as upstream's servers.
 type serverTracker struct {
 	client *clientv3.Client
 	prefix string // prefix of the keys
 	self   netip.Addr
 	log    *slog.Logger
-	// changed is called with the sorted addresses of all running servers, at the start and whenever
-	// keys change.
+	// changed is called with the sorted addresses of all running servers, once after the start and whenever keys
+	// change.
 	changed func([]netip.Addr)
 }
 
 // Run keeps this server's key in etcd alive until ctx is canceled, and calls s.changed with the addresses of all
-// running servers when they change. Then it deletes the key, so that the other servers notice immediately that this
-// one stops. It retries every second after errors.
+// running servers when their keys change. Then it revokes the lease of the key, so that the other servers notice
+// immediately that this one stops. It retries every second after errors.
 func (s *serverTracker) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := s.follow(ctx); err != nil && ctx.Err() == nil {
@@ -89,8 +89,8 @@ func (s *serverTracker) follow(ctx context.Context) error {
 	}
 }
 
-// wait returns nil when a key of some server changes at or after revision. It returns an error if
-// the watch fails or the lease is lost, which is when alive is closed.
+// wait returns nil when a key of some server changes at or after the etcd revision. It returns an error if the watch
+// fails or the lease is lost, which is when alive is closed, or if ctx is canceled.
 func (s *serverTracker) wait(ctx context.Context, revision int64, alive <-chan *clientv3.LeaseKeepAliveResponse) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()

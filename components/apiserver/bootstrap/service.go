@@ -47,8 +47,8 @@ type ServiceReconcilerConfig struct {
 	Log *slog.Logger
 }
 
-// ServiceReconciler maintains the Service "kubernetes" in the namespace "default", through which
-// pods reach the API, with its Endpoints and EndpointSlice.
+// ServiceReconciler maintains the Service "kubernetes" in the namespace "default", through which pods reach the API,
+// with its Endpoints and EndpointSlice.
 type ServiceReconciler struct {
 	cfg   ServiceReconcilerConfig
 	log   *slog.Logger
@@ -145,15 +145,16 @@ func (k *ServiceReconciler) setServers(addrs []netip.Addr) {
 	}
 }
 
-// addresses returns the addresses of the running API servers. The caller must not modify them.
+// addresses returns the addresses of the running API servers, of this one alone without Config.Etcd. The caller must
+// not modify them.
 func (k *ServiceReconciler) addresses() []netip.Addr {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.servers
 }
 
-// reconcile writes the objects and calls done, and repeats both whenever one of the objects or the
-// running servers change. It returns the first error.
+// reconcile watches the three objects. It writes them and calls done, and repeats both whenever one of the objects or
+// the running servers change. It returns the first error, or that of ctx when ctx is canceled.
 func (k *ServiceReconciler) reconcile(ctx context.Context, done func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -183,7 +184,7 @@ func (k *ServiceReconciler) reconcile(ctx context.Context, done func()) error {
 	}
 }
 
-// reconcileOnce writes each of the three objects if it is missing or wrong. With NoEndpoints it
+// reconcileOnce writes each of Service, Endpoints and EndpointSlice if it is missing or wrong. With NoEndpoints it
 // only writes the Service.
 func (k *ServiceReconciler) reconcileOnce(ctx context.Context) error {
 	if err := k.ensure(ctx, k.services, k.service); err != nil || k.cfg.NoEndpoints {
@@ -195,9 +196,9 @@ func (k *ServiceReconciler) reconcileOnce(ctx context.Context) error {
 	return k.ensure(ctx, k.slices, k.slice)
 }
 
-// ensure calls make on a copy of the stored object, or on an empty object if there is none, and
-// writes the result if it differs. It tries again after conflicts with other writers. It only logs
-// that the stored object cannot be decoded.
+// ensure calls make on a copy of the stored object, or on an empty object if there is none, and writes the result if
+// it differs. It tries again after conflicts with other writers. If the stored object cannot be decoded, it logs an
+// error and returns nil.
 func (k *ServiceReconciler) ensure(ctx context.Context, res *registry.Resource, make func(obj api.Object)) error {
 	key := res.Key(metav1.NamespaceDefault, kubernetes)
 	for {
@@ -266,8 +267,8 @@ func label(obj metav1.Object, key, value string) {
 	obj.SetLabels(labels)
 }
 
-// service sets the desired labels and spec of the Service. It keeps the type and node port of an
-// existing Service.
+// service sets the desired labels and spec of the Service. In an existing Service it changes only the port and the
+// selector, and keeps the type, node port and cluster IP.
 func (k *ServiceReconciler) service(obj api.Object) {
 	svc := obj.(*corev1.Service)
 	label(svc, "provider", "kubernetes")

@@ -7,8 +7,9 @@ import (
 	"hyperkube/components/apiserver/aggregation"
 )
 
-// aggregate creates the aggregator, which proxies requests for the APIs of other servers, and the
-// publisher of the authentication configuration that these servers read. It is a part of New.
+// aggregate creates the aggregator, which proxies requests for the APIs of other servers, and the publisher of the
+// authentication configuration that these servers read. New calls it. It returns an error if the client certificate
+// for other servers cannot be read.
 func (s *Server) aggregate() error {
 	cfg, reg := s.cfg, s.server.Registry()
 	var cert func() (*tls.Certificate, error)

@@ -15,10 +15,9 @@ import (
 // is not given.
 const defaultCertDir = "/var/run/kubernetes"
 
-// certificate sets the files of the serving certificate in cfg: those of --tls-cert-file and
-// --tls-private-key-file, or else apiserver.crt and apiserver.key in --cert-dir. If these do not
-// exist, it generates a self-signed certificate there. Controller test environments (envtest) rely
-// on that.
+// certificate sets the files of the serving certificate in cfg: those of --tls-cert-file and --tls-private-key-file,
+// or else apiserver.crt and apiserver.key in --cert-dir. If neither of these exists, it generates a self-signed
+// certificate there. Controller test environments (envtest) rely on that.
 func (o *options) certificate(cfg *Config) error {
 	if o.certFile != "" || o.keyFile != "" {
 		if o.certFile == "" || o.keyFile == "" {

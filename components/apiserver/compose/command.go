@@ -156,8 +156,8 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.ignoredPrivileged, "allow-privileged", true, "Accepted and ignored: privileged containers are controlled by Pod Security Admission.")
 }
 
-// run runs the API server until ctx is canceled. flags are the values of the command's flags, which
-// the server shows at /flagz.
+// run runs the API server with an external etcd until ctx is canceled, and replaces the default logger. flags are the
+// values of the command's flags, which the server shows at /flagz.
 func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
@@ -226,8 +226,9 @@ func (o *options) settings() (Config, error) {
 	return cfg, o.more.apply(&cfg)
 }
 
-// config converts the flags to a Config, and reads the files of keys and encryption that they name.
-// It does not set Etcd and Listener. The encryption providers stop when ctx is canceled.
+// config converts the flags to a Config, and reads the files of keys and encryption that they name. It does not set
+// Etcd and Listener. It returns an error for invalid flags, and without --service-account-signing-key-file. The
+// encryption providers stop when ctx is canceled.
 func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) {
 	cfg, err := o.settings()
 	if err != nil {
@@ -268,8 +269,8 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 // errReloadWithoutFile is the error about reloading a file that is not configured.
 var errReloadWithoutFile = errors.New("--encryption-provider-config-automatic-reload must be set with --encryption-provider-config")
 
-// loadEncryption loads the configuration of encryption at rest. It returns nil if there is none. The
-// providers stop when ctx is canceled.
+// loadEncryption loads the configuration of encryption at rest from --encryption-provider-config. It returns nil if
+// the flag is not set. The providers stop when ctx is canceled.
 func (o *options) loadEncryption(ctx context.Context, log *slog.Logger) (*encryption.Transformers, error) {
 	if o.encryptionReload && o.encryptionConfig == "" {
 		return nil, errReloadWithoutFile
@@ -284,9 +285,9 @@ func (o *options) loadEncryption(ctx context.Context, log *slog.Logger) (*encryp
 	return encryption.Load(ctx, encryption.Config{Path: o.encryptionConfig, Reload: o.encryptionReload, ServerID: id, Log: log})
 }
 
-// address returns the IP address that this server advertises: that of --advertise-address, or else
-// of --bind-address, or else of the host's default interface. It returns an error if other hosts
-// cannot reach any of them.
+// address returns the IP address that this server advertises: that of --advertise-address, or else of --bind-address,
+// or else of the host's default interface. On a host without a network it returns the loopback address of
+// --bind-address. It returns an error if there is none of them.
 func (o *options) address() (netip.Addr, error) {
 	given, err := parseAddr(o.advertise)
 	if err != nil {
@@ -331,8 +332,8 @@ func (o *options) dial() (*clientv3.Client, error) {
 // the client connects to another member.
 const etcdTimeout = 10 * time.Second
 
-// isDirect reports whether all etcd servers are reached over TCP, without an HTTP proxy. Only then dialTo replaces the
-// dialer of gRPC, which supports proxies.
+// isDirect reports whether all etcd servers are reached over TCP, without an HTTP proxy in the environment. Only then
+// dialTo replaces the dialer of gRPC, which supports proxies.
 func isDirect(servers []string) bool {
 	for _, server := range servers {
 		u, err := url.Parse(server)
@@ -348,7 +349,8 @@ func isDirect(servers []string) bool {
 	return true
 }
 
-// dialTo connects to the members of one etcd cluster over the network, with the TLS flags for etcd.
+// dialTo returns a client for the members of one etcd cluster over the network, with the TLS flags for etcd. It
+// connects in the background, so an etcd that does not respond is not an error.
 func (o *options) dialTo(servers []string) (*clientv3.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints:            servers,

@@ -24,10 +24,9 @@ import (
 // all components.
 const componentTimeout = 5 * time.Second
 
-// components makes the registry serve ComponentStatuses: the health of the scheduler and the
-// controller manager on this host, from their /healthz, and of the main etcd. In `hyperkube up`,
-// which runs the components in this process, the functions in cfg.Components are called instead of
-// /healthz.
+// components makes the registry serve ComponentStatuses: the health of the scheduler and the controller manager on
+// this host, from their /healthz, and of the main etcd. For components in cfg.Components, as in `hyperkube up`, which
+// runs them in this process, it calls the function there instead.
 func (s *Server) components(reg *registry.Registry) error {
 	looks := map[string]func(context.Context) (string, error){}
 	maps.Copy(looks, s.cfg.Components)
@@ -71,8 +70,9 @@ func (s *Server) components(reg *registry.Registry) error {
 	return reg.Compute(schema.GroupResource{Resource: "componentstatuses"}, list)
 }
 
-// healthz returns a health check that requests url, the /healthz of a component on this host, and returns the response
-// body. It does not verify the component's certificate, which is self-signed.
+// healthz returns a health check that requests url, the /healthz of a component on this host, and returns the
+// response body. A response other than 200 is an error. It does not verify the component's certificate, which is
+// self-signed.
 func healthz(url string) func(context.Context) (string, error) {
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // no secrets are sent to it

@@ -92,8 +92,8 @@ type Config struct {
 	TokenFile string
 	// BootstrapTokens enables authentication with the bootstrap tokens of joining nodes.
 	BootstrapTokens bool
-	// NoAnonymous rejects requests without credentials. Otherwise they have the permissions that
-	// RBAC grants to system:anonymous: health and version.
+	// NoAnonymous rejects requests without credentials. Otherwise their user is system:anonymous, to which the
+	// default RBAC policy grants only the health and version pages.
 	NoAnonymous bool
 
 	// Issuers are the accepted issuers of service account tokens. The first one is that of new
@@ -149,12 +149,13 @@ type Config struct {
 	// ComponentStatuses. Missing ones are checked over HTTPS on this host.
 	Components map[string]func(context.Context) (string, error)
 
+	// Kubelet configures connections to kubelets. Profiling serves /debug/pprof.
 	Kubelet   apiserver.KubeletConfig
 	Profiling bool
 	// Flags and Level are as in apiserver.Config.
 	Flags zpages.Flags
 	Level *slog.LevelVar
-	// Log may be nil.
+	// Log receives log messages. Nil means slog's default.
 	Log *slog.Logger
 }
 
@@ -180,6 +181,9 @@ type Server struct {
 // Parts of the server that need a client of the same server. New passes an empty wrapper to the server when it creates
 // the server, and sets the wrapped part before the server runs.
 type (
+	// lateAuthenticator and the other wrappers stand for parts of the server that need a client of the same server.
+	// New passes an empty wrapper to the server when it creates the server, and sets the wrapped part before the
+	// server runs.
 	lateAuthenticator struct{ authenticator.Request }
 	lateAuthorizer    struct{ authorizer.Authorizer }
 	lateHandler       struct{ http.Handler }
@@ -267,9 +271,9 @@ func (c *Config) external() string {
 	return net.JoinHostPort(c.External, strconv.Itoa(int(c.Advertise.Port())))
 }
 
-// discovery returns handlers of the OpenID discovery documents, by path, with which other parties
-// verify service account tokens. It returns none, and logs the reason, if the issuer is not a
-// suitable URL.
+// discovery returns handlers of the OpenID discovery documents, by path, with which other parties verify service
+// account tokens. If the first issuer, the URL of the keys or the keys are not suitable, it logs the reason and
+// returns none.
 func (c *Config) discovery() map[string]http.Handler {
 	host := c.external()
 	if host == "" {
@@ -290,9 +294,9 @@ func (c *Config) discovery() map[string]http.Handler {
 	}
 }
 
-// secure creates the authenticator, the authorizer and the admission chain, and sets them in the wrappers who, may and
-// admit, which New has already passed to the HTTP server. It also adds the review APIs, such as TokenReview. It is a
-// part of New.
+// secure creates the authenticator, the authorizer and the admission chain, and sets them in the wrappers who, may
+// and admit, which New has already passed to the HTTP server. It also adds the review APIs, such as TokenReview. It
+// returns an error if a configuration file is invalid.
 func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *lateAdmission) error {
 	cfg, reg := s.cfg, s.server.Registry()
 	audiences := cfg.Audiences
@@ -407,9 +411,9 @@ func (s *Server) extend(reg *registry.Registry) error {
 	return reg.AddHook(collection("", "services"), s.addresses.Hook)
 }
 
-// Clients returns clients that act as the given user within this process, without network
-// connections. Their informers are fed directly from the watch cache, without managed fields. agent
-// is the user agent, which becomes the name of the field manager.
+// Clients returns clients that act as the given user within this process, without network connections. Their
+// informers are fed directly from the watch cache, and their objects have no managed fields. agent is the user agent,
+// which also becomes the name of the field manager.
 func (s *Server) Clients(agent, userName string, groups ...string) (*client.Clients, error) {
 	return s.MeasuredClients(nil, agent, userName, groups...)
 }
@@ -428,18 +432,19 @@ func (s *Server) clients(source client.Source, requests *componentmetrics.Reques
 	return client.New(client.Config{REST: cfg, Source: source, Requests: requests})
 }
 
-// ClientConfig returns the configuration of a client that acts as the given user within this
-// process. Its requests are handled directly, without a network connection, and without
-// authentication because the user is known.
+// ClientConfig returns the configuration of a client that acts as the given user within this process. Its requests
+// are authorized and handled directly, without a network connection, and without authentication because the user is
+// known.
 func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Config {
 	return s.server.ClientConfig(userName, groups...)
 }
 
-// Serves reports whether the server serves a resource, built-in or custom.
+// Serves reports whether the server itself serves a resource, built-in or custom, at the moment. Resources of
+// aggregated servers do not count.
 func (s *Server) Serves(gvr schema.GroupVersionResource) bool {
 	return s.server.Registry().Lookup(gvr) != nil
 }
 
-// Ready is closed when the server answers requests, including authorization, and the initial
+// Ready returns a channel that is closed when the server answers requests, including authorization, and the initial
 // cluster objects exist.
 func (s *Server) Ready() <-chan struct{} { return s.ready }

@@ -33,8 +33,8 @@ func NewFlags(set *pflag.FlagSet) *Flags {
 	return &Flags{options: o, set: set}
 }
 
-// Validate reports errors that can be detected before the cluster exists: invalid values, combinations of flags, and files of the
-// user that cannot be read.
+// Validate returns the errors that can be detected before the cluster exists: invalid values, combinations of flags,
+// and files of the user that cannot be read. It also refuses a loopback address, which pods cannot reach.
 func (f *Flags) Validate() error {
 	o := f.options
 	cfg, err := o.settings()
@@ -75,8 +75,8 @@ func (f *Flags) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Apply returns the configuration of the flags. It takes from base what the program determines, and the values of flags that are
-// not set and whose default the program determines.
+// Apply returns the configuration of the flags. Settings that the program itself determines, and flags that are not
+// set and whose default the program determines, have the values of base. It returns an error for invalid flags.
 func (f *Flags) Apply(base Config) (Config, error) {
 	cfg, err := f.options.settings()
 	if err != nil {
@@ -108,7 +108,7 @@ func (f *Flags) Apply(base Config) (Config, error) {
 	return cfg, nil
 }
 
-// applyAudit keeps the values of base for flags of the audit log that are not set.
+// applyAudit sets the audit log settings in cfg to those of base, except for those whose flag is set.
 func (f *Flags) applyAudit(cfg, base *audit.Config) {
 	f.keepUnset(map[string]func(){
 		"audit-log-path":      func() { cfg.Path = base.Path },
@@ -119,7 +119,7 @@ func (f *Flags) applyAudit(cfg, base *audit.Config) {
 	})
 }
 
-// keepUnset calls the functions of the flags that are not set.
+// keepUnset calls the function of each flag, by name, that is not set on the command line.
 func (f *Flags) keepUnset(keep map[string]func()) {
 	for flag, k := range keep {
 		if !f.set.Changed(flag) {
@@ -128,7 +128,8 @@ func (f *Flags) keepUnset(keep map[string]func()) {
 	}
 }
 
-// advertise returns the address of --advertise-address or --bind-address, otherwise that of base, with the port of --secure-port.
+// advertise returns the address of --advertise-address, or else of --bind-address, or else that of base, with the
+// port of --secure-port.
 func (f *Flags) advertise(base netip.AddrPort) netip.AddrPort {
 	address := base.Addr()
 	for _, text := range []string{f.options.bind, f.options.advertise} {
@@ -139,8 +140,8 @@ func (f *Flags) advertise(base netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(address, uint16(f.options.port))
 }
 
-// LoadEncryption loads the configuration of encryption at rest, from file if no flag specifies another. The providers stop when
-// ctx is canceled.
+// LoadEncryption loads the configuration of encryption at rest, from file if no flag specifies another. It returns
+// nil if there is none. The providers stop when ctx is canceled.
 func (f *Flags) LoadEncryption(ctx context.Context, file string, log *slog.Logger) (*encryption.Transformers, error) {
 	o := *f.options
 	o.encryptionConfig = cmp.Or(o.encryptionConfig, file)

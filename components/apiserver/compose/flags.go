@@ -52,9 +52,9 @@ func (o *moreOptions) flags(f *pflag.FlagSet) {
 	compatflags.Add(f, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), acceptedFlags)...)
 }
 
-// acceptedFlags lists upstream's flags that this server accepts so that existing configurations
-// work, although their behavior is fixed or does not exist here. Why is the explanation for users.
-// Only lists the values that are accepted, all if it is nil.
+// acceptedFlags lists upstream's flags that this server accepts so that existing configurations work, although their
+// behavior is fixed or does not exist here. Why is the explanation for users. Only lists the values that are
+// accepted; if it is nil, all are.
 var acceptedFlags = []compatflags.Flag{
 	{Name: "admission-control", Why: "plugins are selected by --enable-admission-plugins and --disable-admission-plugins", Only: []string{""}},
 	{Name: "watch-cache", Why: "everything is served from the watch cache", Only: []string{"true"}, Bool: true},
@@ -92,7 +92,8 @@ var acceptedFlags = []compatflags.Flag{
 	{Name: "coordinated-leadership-retry-period", Why: "coordinated leader election is not supported"},
 }
 
-// apply validates the flags and sets the corresponding fields of cfg.
+// apply validates the flags and sets the corresponding fields of cfg. With --contention-profiling it also enables
+// block profiling in this process.
 func (o *moreOptions) apply(cfg *Config) error {
 	cfg.CompactionInterval = o.compaction
 	if o.compaction == 0 {
@@ -123,10 +124,9 @@ func (o *moreOptions) apply(cfg *Config) error {
 	return err
 }
 
-// disabledResources parses the entries of --runtime-config (asked) and returns a function that
-// reports whether a resource is disabled, or nil if none is. It returns an error if an entry
-// enables an API that this server does not have, because clients would not find it: only stable
-// versions are served.
+// disabledResources parses the entries of --runtime-config (asked) and returns a function that reports whether a
+// resource is disabled, or nil if none is. It returns an error for an entry that enables an API that this server does
+// not have, such as a beta version, or that disables all APIs or the core group.
 func disabledResources(asked map[string]string) (func(schema.GroupVersionResource) bool, error) {
 	served := map[string]bool{}
 	for _, r := range catalog.Resources() {
@@ -170,8 +170,8 @@ func disabledResources(asked map[string]string) (func(schema.GroupVersionResourc
 	}, nil
 }
 
-// dialOverrides connects to the etcds of --etcd-servers-overrides, which store individual
-// resources. Resources with the same servers share a client.
+// dialOverrides returns clients of the etcds of --etcd-servers-overrides, which store individual resources. Resources
+// with the same servers share a client. It returns an error if an entry of the flag is invalid.
 func (o *options) dialOverrides() (map[schema.GroupResource]*clientv3.Client, error) {
 	apart := map[schema.GroupResource]*clientv3.Client{}
 	made := map[string]*clientv3.Client{}

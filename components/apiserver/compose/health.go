@@ -38,8 +38,8 @@ var startHooks = []string{
 	"apiservice-openapiv3-controller",
 }
 
-// readyChecks returns the health checks with upstream's names that pass when all parts of the
-// server have started.
+// readyChecks returns the health checks with upstream's names. All of them pass when all parts of the server have
+// started.
 //
 // https://kubernetes.io/docs/reference/using-api/health-checks/
 func (s *Server) readyChecks() []health.Check {

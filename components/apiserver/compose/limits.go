@@ -21,15 +21,14 @@ const (
 	defaultMutatingInFlight = 200
 )
 
-// InFlight limits the number of requests that are handled concurrently, apart from long-running
-// ones.
+// InFlight limits the number of requests that are handled concurrently. Long-running ones, such as watches, do not
+// count.
 type InFlight struct {
 	// NoFairness disables API Priority and Fairness (--enable-priority-and-fairness=false):
 	// requests are limited without regard to their user.
 	NoFairness bool
-	// Reading and Mutating limit the requests that read and that change something, respectively.
-	// With API Priority and Fairness only their sum is used. Zero means 400 and 200, a negative
-	// value means no limit.
+	// Reading and Mutating limit the requests that read and that change something, respectively. With API Priority
+	// and Fairness only their sum is used. Zero means 400 and 200, a negative value means no limit.
 	Reading, Mutating int
 }
 
@@ -113,8 +112,8 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.livezGrace, "livez-grace-period", 0, "The maximum amount of time it should take for apiserver to complete its startup sequence and become live. Until then /livez ignores unfinished post-start hooks.")
 }
 
-// apply validates the flags and sets the corresponding fields of cfg. In flags, zero means no limit
-// of requests in flight.
+// apply validates the flags and sets the corresponding fields of cfg. The value zero of the flags means no limit of
+// requests in flight, which Config represents by a negative number.
 func (o *limitOptions) apply(cfg *Config) error {
 	none := func(n int) int {
 		if n == 0 {
@@ -135,8 +134,8 @@ func (o *limitOptions) apply(cfg *Config) error {
 	return nil
 }
 
-// debugPaths returns a handler for the debug pages of API Priority and Fairness. It responds with
-// 404 if that is disabled.
+// debugPaths returns a handler for the debug pages of API Priority and Fairness. It responds with 404 if API Priority
+// and Fairness is disabled.
 func (s *Server) debugPaths() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if s.fairness == nil || !strings.HasPrefix(req.URL.Path, fairness.DebugPath) {

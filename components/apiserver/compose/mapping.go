@@ -8,8 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// RESTMapping returns the resource whose objects have a kind, of this server or of an aggregated one. The error
-// is a meta.NoKindMatchError if the kind is not served. It replaces discovery for clients in this process.
+// RESTMapping returns the resource of a kind, of this server or of an aggregated one, in one of the versions, or in
+// any if none is given. It prefers this server's. The error is a meta.NoKindMatchError if the kind is not served. It
+// replaces discovery for clients in this process.
 func (s *Server) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
 	mapping, err := s.server.Registry().RESTMapping(gk, versions...)
 	if err == nil {

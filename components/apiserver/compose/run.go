@@ -25,7 +25,7 @@ import (
 // exists. The actual one is set before the server runs.
 type lateAdmission struct{ utiladmission.Interface }
 
-// Admit implements admission.MutationInterface. It calls the actual chain.
+// Admit implements admission.MutationInterface. It calls the actual chain, if that has mutating plugins.
 func (l *lateAdmission) Admit(ctx context.Context, a utiladmission.Attributes, o utiladmission.ObjectInterfaces) error {
 	if m, ok := l.Interface.(utiladmission.MutationInterface); ok {
 		return m.Admit(ctx, a, o)
@@ -33,7 +33,7 @@ func (l *lateAdmission) Admit(ctx context.Context, a utiladmission.Attributes, o
 	return nil
 }
 
-// Validate implements admission.ValidationInterface. It calls the actual chain.
+// Validate implements admission.ValidationInterface. It calls the actual chain, if that has validating plugins.
 func (l *lateAdmission) Validate(ctx context.Context, a utiladmission.Attributes, o utiladmission.ObjectInterfaces) error {
 	if v, ok := l.Interface.(utiladmission.ValidationInterface); ok {
 		return v.Validate(ctx, a, o)
@@ -46,10 +46,9 @@ func (l *lateAdmission) Validate(ctx context.Context, a utiladmission.Attributes
 // but some first notify etcd or other servers.
 func (s *Server) StopTimeout() time.Duration { return s.server.StopTimeout() + 20*time.Second }
 
-// Run serves until ctx is canceled, and then stops all parts in reverse order. It starts the HTTP
-// server and the store, authentication and authorization, writes the initial cluster objects, and
-// then starts the informers that authentication, authorization and admission use. It returns an
-// error if a part fails.
+// Run serves until ctx is canceled, and then stops all parts in reverse order. It starts the HTTP server and the
+// store, authentication and authorization, writes the initial cluster objects, and then starts the informers that
+// authentication, authorization and admission use. If a part fails, it stops the others and returns the error.
 func (s *Server) Run(ctx context.Context) error {
 	group := &lifecycle.Group{}
 	background := context.WithoutCancel(ctx)
@@ -191,6 +190,6 @@ func serverID() (string, error) {
 	return serverlease.Name(name), nil
 }
 
-// firstAddress returns the first usable address of a Service range, which is the cluster IP of the
+// firstAddress returns the first address of a Service range after the network address, which is the cluster IP of the
 // Service kubernetes.
 func firstAddress(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }

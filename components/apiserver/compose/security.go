@@ -23,11 +23,13 @@ type Security struct {
 	// OIDC is an alternative with a single issuer. Both are optional.
 	AuthenticationConfigFile string
 	OIDC                     *authn.OIDC
-	TokenWebhook             authn.Webhook
+	// TokenWebhook configures a webhook that authenticates bearer tokens.
+	TokenWebhook authn.Webhook
 	// AuthorizationConfigFile is the file that configures the authorizers. It replaces
 	// AuthorizationModes.
 	AuthorizationConfigFile string
-	AuthorizationWebhook    authz.Webhook
+	// AuthorizationWebhook configures the mode Webhook in AuthorizationModes.
+	AuthorizationWebhook authz.Webhook
 	// PolicyFile is the policy file of the ABAC mode.
 	PolicyFile string
 
@@ -91,7 +93,8 @@ func (o *securityOptions) flags(f *pflag.FlagSet) {
 	f.Var(cliflag.NewNamedCertKeyArray(&o.sni), "tls-sni-cert-key", "A pair of x509 certificate and private key file paths, optionally suffixed with a list of domain patterns: cert,key[:name,name]. If no domain patterns are provided, the names of the certificate are used. Can be specified multiple times.")
 }
 
-// config validates the flags and converts them to a Security.
+// config validates the flags and converts them to a Security. It returns an error for invalid TLS versions and cipher
+// suites, --service-account-lookup=false, and --authorization-config together with flags that it replaces.
 func (o *securityOptions) config() (Security, error) {
 	out := Security{
 		AuthenticationConfigFile: o.authenticationConfig, TokenWebhook: o.tokenHook,
