@@ -33,10 +33,10 @@ const (
 	deletionConcurrency = 16
 )
 
-// update applies change to the current version of a CustomResourceDefinition, writes it with its
-// status and returns the stored result. After a conflict it starts again with the current version.
-// It returns nil if change returns false, if the definition does not exist anymore, or if the write
-// removes the last finalizer of a deleted definition, which deletes it.
+// update applies change to the current version of a CustomResourceDefinition, writes it with its status and returns
+// the stored result. After a conflict it starts again with the current version, up to maxAttempts times. It returns
+// nil if change returns false, if the definition does not exist anymore, or if the write removes the last finalizer
+// of a deleted definition, which deletes it.
 func (s *Server) update(ctx context.Context, name string, change func(*crd) bool) (*crd, error) {
 	entry, err := s.definitions.Collection.Get(ctx, name, -1)
 	if errors.Is(err, store.ErrNotFound) {
@@ -96,9 +96,9 @@ func (s *Server) updateManagedFields(d, old *crd) (api.Object, error) {
 	return obj, nil
 }
 
-// startCleanup starts a goroutine that deletes the custom resources of a deleted definition and
-// then removes the definition's finalizer. It retries every second after an error. It does nothing
-// if a cleanup of this definition (by UID) was started before.
+// startCleanup starts a goroutine that deletes the custom resources of a deleted definition and then removes the
+// definition's finalizer, until ctx is canceled. It retries every second after an error. It does nothing if a cleanup
+// of this definition (by UID) was started before.
 func (s *Server) startCleanup(ctx context.Context, d *crd) {
 	uid := string(d.UID)
 	if s.cleaning[uid] {
@@ -119,9 +119,9 @@ func (s *Server) startCleanup(ctx context.Context, d *crd) {
 	})
 }
 
-// setTerminating writes the condition Terminating of the definition d, to show the progress of the
-// cleanup to users. It does nothing if another definition with the same name (another UID) exists
-// by now. It only logs errors.
+// setTerminating writes the condition Terminating of the definition d, to show the progress of the cleanup to users.
+// It does nothing if the definition does not exist anymore or was replaced by another with the same name. It only
+// logs errors.
 func (s *Server) setTerminating(ctx context.Context, d *crd, status apiextensionsv1.ConditionStatus, reason, message string) {
 	_, err := s.update(ctx, d.Name, func(now *crd) bool {
 		if now.UID != d.UID {
@@ -131,7 +131,7 @@ func (s *Server) setTerminating(ctx context.Context, d *crd, status apiextension
 		return true
 	})
 	if err != nil && ctx.Err() == nil {
-		s.cfg.Log.Error("writing condition Terminating of CustomResourceDefinition failed; users do not see the progress of its deletion, which continues", "crd", d.Name, "err", err)
+		s.cfg.Log.Error("writing condition Terminating of CustomResourceDefinition failed; users do not see the progress of its deletion, which continues; no retry", "crd", d.Name, "err", err)
 	}
 }
 
@@ -159,9 +159,9 @@ func (s *Server) cleanup(ctx context.Context, d *crd, collection *store.Collecti
 	return err
 }
 
-// deleteInstances deletes all custom resources in collection and returns when none is left. Those
-// with finalizers remain until other components remove their finalizers. Every minute without a
-// change, it sets the condition Terminating and deletes the remaining ones again.
+// deleteInstances deletes all custom resources in collection and returns when none is left. Those with finalizers
+// remain until other components remove their finalizers. After each minute without a change, it sets the condition
+// Terminating and deletes the remaining ones again.
 func (s *Server) deleteInstances(ctx context.Context, d *crd, collection *store.Collection) error {
 	asked := false
 	for {
@@ -190,8 +190,8 @@ func (s *Server) deleteInstances(ctx context.Context, d *crd, collection *store.
 	}
 }
 
-// waitChange returns after the next change in a collection after the revision since. It returns
-// context.DeadlineExceeded if there is none within deletionTimeout.
+// waitChange returns nil after the next change in a collection after the revision since. It returns
+// context.DeadlineExceeded if there is none within deletionTimeout, or the error of the watch.
 func waitChange(ctx context.Context, collection *store.Collection, since int64) error {
 	ctx, cancel := context.WithTimeout(ctx, deletionTimeout)
 	defer cancel()
@@ -216,9 +216,9 @@ func (s *Server) deleteAll(ctx context.Context, collection *store.Collection, en
 	return group.Wait()
 }
 
-// deleteOne deletes one custom resource, or sets its deletion timestamp if it has finalizers. It
-// deletes a custom resource that cannot be decoded. It tries again after conflicts with other
-// writers.
+// deleteOne deletes one custom resource, or sets its deletion timestamp if it has finalizers. It also deletes a
+// custom resource that cannot be decoded. After a conflict it tries again, up to maxAttempts times. It returns nil if
+// the custom resource does not exist anymore.
 func (s *Server) deleteOne(ctx context.Context, collection *store.Collection, e *store.Entry) error {
 	for range maxAttempts {
 		op := collection.Delete(e)

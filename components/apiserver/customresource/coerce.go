@@ -23,10 +23,10 @@ type coerceOptions struct {
 	stored bool
 }
 
-// coerce makes a custom resource match the schema of its version: it removes fields that the schema
-// does not have, and nulls where the schema does not allow them, and checks or repairs the metadata
-// of the object and of embedded resources. It modifies o. unknown contains the paths of the removed
-// fields if how.report is set.
+// coerce makes a custom resource match the schema of its version: it removes fields that the schema does not have,
+// unless the definition preserves them, and nulls where the schema does not allow them, and checks or repairs the
+// metadata of the object and of embedded resources. It modifies o. An object of another kind only has its metadata
+// checked. unknown contains the paths of the removed fields if how.report is set.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#field-pruning
 func (d *definition) coerce(o api.Object, how coerceOptions) (unknown []string, err error) {
@@ -84,8 +84,8 @@ func (d *definition) coerce(o api.Object, how coerceOptions) (unknown []string, 
 	return unknown, nil
 }
 
-// structural returns the structural schema of the version with this name, or nil if the version
-// does not exist or has no schema.
+// structural returns the structural schema of the version with this name, or nil if the version does not exist or has
+// no schema. It returns an error if the schema is invalid.
 func (d *definition) structural(name string) (*structuralschema.Structural, error) {
 	v := d.versions[name]
 	if v == nil {
@@ -111,8 +111,9 @@ func (d *definition) setDefaults(o api.Object) {
 	}
 }
 
-// load prepares an object that was read from etcd for clients: it removes what the schema of its
-// version does not allow, and sets default values. It modifies obj.
+// load prepares an object that was read from etcd for clients: it removes what the schema of its version does not
+// allow, and sets default values. It modifies obj. It returns an error if the schema is invalid or the object has
+// malformed fields that cannot be dropped.
 func (d *definition) load(obj api.Object) error {
 	if _, err := d.coerce(obj, coerceOptions{stored: true}); err != nil {
 		return err
@@ -121,8 +122,9 @@ func (d *definition) load(obj api.Object) error {
 	return nil
 }
 
-// convertTo returns o converted to another version of the definition, without the fields that this
-// version does not have. The result is always a new object.
+// convertTo returns o converted to another version of the definition, without the fields that this version does not
+// have. The result is always a new object, even if o already has the version. It returns the same errors as
+// convertRaw.
 func (d *definition) convertTo(o api.Object, version string) (api.Object, error) {
 	out, err := d.convertRaw(o, version)
 	if err != nil || unstructuredOf(o).GroupVersionKind().Version == version {
@@ -163,8 +165,8 @@ func asObject(obj *unstructured.Unstructured, err error) (api.Object, error) {
 	return obj, nil
 }
 
-// toStored returns obj as it is stored: in the storage version, without fields that the schema does
-// not have, which admission may have added. It may modify obj.
+// toStored returns obj as it is stored in etcd: in the storage version, without fields that the schema does not have,
+// which admission may have added. It may modify obj.
 func (v *kindVersion) toStored(obj api.Object) (api.Object, error) {
 	if v.gvk.Version != v.of.storage {
 		return v.of.convertTo(obj, v.of.storage)

@@ -15,7 +15,7 @@ import (
 // return its argument.
 type converter func(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error)
 
-// convertNone is the converter for the conversion strategy None: it only sets apiVersion.
+// convertNone is the converter for the conversion strategy None: it only sets apiVersion, in obj itself.
 func convertNone(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error) {
 	obj.SetAPIVersion(to.String())
 	return obj, nil
@@ -29,7 +29,7 @@ type webhooks struct {
 	factory func() (*conversion.CRConverterFactory, error)
 }
 
-// newWebhooks returns webhooks. resolver resolves Services in the webhook configurations to
+// newWebhooks returns the factory of converters. resolver resolves Services in the webhook configurations to
 // addresses. wrap adds credentials to webhook calls; nil adds none.
 func newWebhooks(resolver webhook.ServiceResolver, wrap webhook.AuthenticationInfoResolverWrapper) *webhooks {
 	if wrap == nil {
@@ -40,7 +40,8 @@ func newWebhooks(resolver webhook.ServiceResolver, wrap webhook.AuthenticationIn
 	})}
 }
 
-// converter returns the converter that calls the conversion webhook of crd.
+// converter returns the converter that calls the conversion webhook of crd. It returns an error if the webhook's
+// configuration is invalid.
 func (w *webhooks) converter(crd *apiextensionsv1.CustomResourceDefinition) (converter, error) {
 	factory, err := w.factory()
 	if err != nil {

@@ -28,8 +28,10 @@ type definition struct {
 	// storage is the name of the version in which objects are stored in etcd.
 	storage  string
 	versions map[string]*kindVersion
-	convert  converter
-	types    func() (managedfields.TypeConverter, error)
+	// convert converts an object between versions. It may modify its argument.
+	convert converter
+	// types returns the schemas of all versions for server-side apply.
+	types func() (managedfields.TypeConverter, error)
 	// equivalents maps each version's resource to those of all versions.
 	equivalents func() runtime.EquivalentResourceMapper
 }
@@ -38,9 +40,11 @@ type definition struct {
 // compiled at first use.
 type kindVersion struct {
 	*apiextensionsv1.CustomResourceDefinitionVersion
-	of     *definition
-	gvk    schema.GroupVersionKind
+	of  *definition
+	gvk schema.GroupVersionKind
+	// schema returns the compiled schema, which is needed for reads and writes.
 	schema func() (*compiled, error)
+	// checks returns the validators that writes need.
 	checks func() (*checks, error)
 }
 
@@ -86,8 +90,8 @@ func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*a
 }
 
 // resources returns an api.Resource for each served version, the preferred version first. terminating means that the
-// definition is being deleted. early means that discovery must not include the resources yet, because the definition's
-// status has not been written (see Server.sync).
+// definition is being deleted, so that no new objects can be created. early means that discovery must not include the
+// resources yet, because the definition's status has not been written (see Server.sync).
 func (d *definition) resources(terminating, early bool) []*api.Resource {
 	var out []*api.Resource
 	for _, v := range d.versions {
@@ -101,7 +105,7 @@ func (d *definition) resources(terminating, early bool) []*api.Resource {
 	return out
 }
 
-// makeEquivalents returns a mapper that knows that the resources of all versions are the same
+// makeEquivalents returns a mapper by which the resources of all versions are equivalent, because they serve the same
 // objects. Webhooks and policies with the match policy Equivalent use it.
 func (d *definition) makeEquivalents() runtime.EquivalentResourceMapper {
 	all := runtime.NewEquivalentResourceRegistry()
@@ -136,8 +140,8 @@ func (d *definition) remote() bool {
 	return c != nil && c.Strategy == apiextensionsv1.WebhookConverter
 }
 
-// resource returns the api.Resource with which the registry serves this version. See resources for
-// the parameters.
+// resource returns the api.Resource with which the registry serves this version. terminating and early are described
+// at resources.
 func (v *kindVersion) resource(terminating, early bool) *api.Resource {
 	d := v.of
 	res := &api.Resource{
@@ -203,8 +207,9 @@ func (v *kindVersion) resource(terminating, early bool) *api.Resource {
 	return res
 }
 
-// deprecation returns the warning that clients get when they use a deprecated version. It returns
-// "" if the version is not deprecated.
+// deprecation returns the warning that clients get when they use a deprecated version: the text in the definition, or
+// by default one that names the newest served version that is not deprecated. It returns "" if the version is not
+// deprecated.
 func (v *kindVersion) deprecation() string {
 	if !v.Deprecated {
 		return ""
@@ -226,8 +231,8 @@ func (v *kindVersion) deprecation() string {
 	return text
 }
 
-// unstructuredOf returns obj as unstructured object. The result is never nil: for another type,
-// which does not happen for custom resources, it is an empty object.
+// unstructuredOf returns obj as an unstructured object. The result is never nil: for another type, which does not
+// happen for custom resources, it is an empty object.
 func unstructuredOf(obj api.Object) *unstructured.Unstructured {
 	u, ok := obj.(*unstructured.Unstructured)
 	if !ok {

@@ -9,8 +9,9 @@ import (
 	"hyperkube/internal/api"
 )
 
-// fields returns a function that extracts from an object the values that field selectors compare,
-// and the names of the supported fields: name, namespace and the selectable fields of the version.
+// fields returns a function that extracts from an object the values that field selectors compare, and the names of
+// the supported fields: the name, the namespace if the objects have one, and the selectable fields of the version.
+// The value of a missing field is "".
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#crd-selectable-fields
 func (v *kindVersion) fields(namespaced bool) (func(api.Object) fields.Set, []string) {

@@ -65,8 +65,8 @@ func modelName(group, version, kind string) string {
 	return strings.Join(parts, ".") + "." + version + "." + kind
 }
 
-// models returns the schemas of the objects and lists of this version for the OpenAPI documents, as
-// JSON.
+// models returns the schemas of the objects and lists of this version for the OpenAPI documents, as JSON: of version
+// 3, or of version 2 without default values.
 func (v *kindVersion) models(v3 bool) (*api.Models, error) {
 	p := publishing{v3: v3}
 	object, err := v.published(p)
@@ -90,9 +90,8 @@ func (v *kindVersion) models(v3 bool) (*api.Models, error) {
 	return out, nil
 }
 
-// published returns the schema of the objects in the given form, with the properties apiVersion,
-// kind and metadata. For a schema that is missing or cannot be published it is an object with any
-// content.
+// published returns the schema of the objects in the given form, with the properties apiVersion, kind and metadata.
+// If the version has no schema, or one that cannot be published in this form, it is an object with any content.
 func (v *kindVersion) published(p publishing) (*spec.Schema, error) {
 	s, err := v.publishable()
 	if err != nil {
@@ -121,8 +120,9 @@ func (v *kindVersion) published(p publishing) (*spec.Schema, error) {
 	return out, nil
 }
 
-// publishable returns the structural schema of the version. It returns nil if there is no schema,
-// or if it is not structural or has invalid types and therefore cannot be published.
+// publishable returns the structural schema of the version. It returns nil if there is no schema, or if it is not
+// structural or has invalid types and therefore cannot be published. It returns an error if the schema cannot be
+// converted.
 func (v *kindVersion) publishable() (*structuralschema.Structural, error) {
 	props, err := v.properties()
 	if err != nil || props == nil || validation.SchemaHasInvalidTypes(props) {
@@ -171,8 +171,8 @@ func typeMeta(out *spec.Schema) {
 	}
 }
 
-// embedded adds the properties kind, apiVersion and metadata to all parts of a schema that are
-// embedded resources (x-kubernetes-embedded-resource).
+// embedded adds the properties kind, apiVersion and metadata to all parts of a schema that are embedded resources
+// (x-kubernetes-embedded-resource). In OpenAPI v2 it omits parts that preserve unknown fields.
 func embedded(s *spec.Schema, p publishing) {
 	if s == nil {
 		return

@@ -42,7 +42,7 @@ func parsePath(text string) (*path, error) {
 	return p, nil
 }
 
-// parse parses the path with the JSONPath library. Missing fields are then not an error during evaluation.
+// parse parses the path with the JSONPath library, in such a way that a missing field is no error during evaluation.
 func (p *path) parse() (*jsonpath.JSONPath, error) {
 	j := jsonpath.New(p.text)
 	j.AllowMissingKeys(true)
@@ -52,7 +52,8 @@ func (p *path) parse() (*jsonpath.JSONPath, error) {
 	return j, nil
 }
 
-// find returns the first value at the path in an object, or false if there is none.
+// find returns the first value at the path in an object. It returns false if there is none or the path cannot be
+// evaluated.
 func (p *path) find(content map[string]any) (any, bool) {
 	if p.names != nil {
 		var at any = content

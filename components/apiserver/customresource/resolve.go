@@ -20,9 +20,9 @@ import (
 // IP, which the service proxy of this node forwards to an endpoint.
 type services struct{ registry *registry.Registry }
 
-// ResolveEndpoint implements webhook.ServiceResolver. It returns the URL with the cluster IP, or
-// the external name, of the Service. It returns an error if the Service does not exist, is headless
-// or does not have the port.
+// ResolveEndpoint implements webhook.ServiceResolver. It returns the URL with the cluster IP, or the external name,
+// of the Service, which it reads from the watch cache for at most 5 seconds. It returns an error if the Service does
+// not exist, is headless or does not have the port.
 func (s services) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
 	res := s.registry.Lookup(schema.GroupVersionResource{Version: "v1", Resource: "services"})
 	if res == nil {

@@ -42,8 +42,9 @@ func (v *kindVersion) properties() (*internal.JSONSchemaProps, error) {
 	return out.OpenAPIV3Schema, nil
 }
 
-// compile compiles the schema of the version at the first call of v.schema, which caches the result. It returns an
-// error if the schema is not structural, unless the definition preserves unknown fields.
+// compile compiles the schema of the version at the first call of v.schema, which caches the result. The result is
+// empty if the version has no schema. It returns an error if the schema is not structural, unless the definition
+// preserves unknown fields.
 func (v *kindVersion) compile() (*compiled, error) {
 	props, err := v.properties()
 	if err != nil || props == nil {

@@ -58,8 +58,8 @@ type served struct {
 	*definition
 	resources   []*api.Resource
 	terminating bool
-	// early means that the resource is served although the condition Established has not been
-	// written yet. Discovery does not include it. See sync.
+	// early means that the resource is served although the condition Established has not been written yet. Discovery
+	// does not include it, because clients that wait for it would conflict with the write of the condition.
 	early bool
 }
 
@@ -84,11 +84,12 @@ func New(cfg Config) (*Server, error) {
 	}, nil
 }
 
-// Ready is closed when the custom resources of all definitions that existed at startup are served.
+// Ready returns a channel that is closed when the custom resources of all definitions that existed at startup are
+// served.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run adds and removes custom resources according to the definitions until ctx is canceled or the
-// store is stopped, for which it returns nil. It returns an error if the definitions cannot be
+// Run adds and removes custom resources according to the definitions, and writes the status of the definitions, until
+// ctx is canceled or the store is stopped, for which it returns nil. It returns an error if the definitions cannot be
 // listed or watched.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.cleaners.Wait()
@@ -107,9 +108,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// follow lists all definitions, adds their resources to the registry, closes ready, and then
-// handles each change. It returns the error that ends the watch, such as store.ErrTooOld if it must
-// be called again.
+// follow lists all definitions, adds their resources to the registry, closes ready, writes their status, and then
+// handles each change. It returns the error that ends the watch; for store.ErrTooOld it must be called again.
 func (s *Server) follow(ctx context.Context) error {
 	page, err := s.definitions.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {
@@ -206,10 +206,10 @@ func (s *Server) syncGroup(ctx context.Context, group, but string) {
 	}
 }
 
-// sync writes the status of a definition if it is not as desired, and starts the cleanup of a
-// deleted definition. A definition that becomes established is served before its status is written,
-// but is included in discovery only afterwards. Otherwise a client that waits for it in discovery,
-// and then reads and updates the definition, would conflict with the status update.
+// sync writes the status of a definition if it is not as desired, and starts the cleanup of a deleted definition. A
+// definition that becomes established is served before its status is written, but is included in discovery only
+// afterwards. Otherwise a client that waits for it in discovery, and then reads and updates the definition, would
+// conflict with the status update. It only logs errors.
 func (s *Server) sync(ctx context.Context, name string) {
 	d := s.known[name]
 	wish := d.DeepCopy()
@@ -240,12 +240,13 @@ func (s *Server) sync(ctx context.Context, name string) {
 	}
 }
 
-// serve updates the registry to the current state of the definition with the name, which must be in s.known, the
-// stored definitions.
+// serve updates the registry to the current state of the definition with the name, which must be in s.known. See
+// serveAs.
 func (s *Server) serve(name string) { s.serveAs(s.known[name], false) }
 
-// serveAs updates the registry so that the resources of d are served. It does nothing if d has no
-// accepted names or nothing has changed. early means that the status of d has not been written yet.
+// serveAs updates the registry so that the resources of d are served. It does nothing if d has no accepted names, if
+// nothing has changed, or if a built-in resource has the same name. It logs an error and changes nothing if d is
+// invalid. early means that the status of d has not been written yet, so discovery does not include the resources.
 func (s *Server) serveAs(d *crd, early bool) {
 	if !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) && !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) {
 		return
@@ -282,7 +283,7 @@ func (s *Server) serveAs(d *crd, early bool) {
 	s.served[d.Name] = now
 }
 
-// forget removes a deleted definition from s.known, the stored definitions, and its resources from the registry.
+// forget removes a deleted definition from s.known and its resources, if they are served, from the registry.
 func (s *Server) forget(name string) {
 	delete(s.known, name)
 	if before := s.served[name]; before != nil {

@@ -42,9 +42,9 @@ func takenNamesOf(group string, all map[string]*crd) takenNames {
 	return t
 }
 
-// updateStatus sets the desired status of d: the accepted names, the condition Established, and
-// conditions about problems. t are the names that definitions of the group, including d, use. It
-// only modifies d and writes nothing.
+// updateStatus sets the desired status of d: the accepted names, the conditions NamesAccepted and Established, and
+// conditions about problems. t are the names that definitions of the group, including d, use. It only modifies d and
+// writes nothing.
 func updateStatus(d *crd, t takenNames) {
 	if !equality.Semantic.DeepEqual(d.Spec.Names, d.Status.AcceptedNames) {
 		names, accepted := acceptNames(d, t)
@@ -83,8 +83,8 @@ func removeCondition(d *crd, what apiextensionsv1.CustomResourceDefinitionCondit
 	}
 }
 
-// acceptNames returns the names that d may use: each requested name if no other definition uses it,
-// otherwise the one that was accepted before. The condition NamesAccepted is false if a name was
+// acceptNames returns the names that d may use: each requested name if no other definition uses it, otherwise the one
+// that was accepted before. Short names are accepted all or none. The condition NamesAccepted is false if a name was
 // refused.
 func acceptNames(d *crd, t takenNames) (apiextensionsv1.CustomResourceDefinitionNames, condition) {
 	want, have := &d.Spec.Names, &d.Status.AcceptedNames
@@ -153,8 +153,8 @@ func free(want, have string, used map[string]bool) error {
 // not become established.
 var errBundle = errors.New("The conversion webhook CABundle is invalid") //nolint:staticcheck // the text is upstream's
 
-// establish sets the condition Established once the names have been accepted. From then on the
-// resource is served. The condition is never revoked.
+// establish sets the condition Established once the names have been accepted, to False if the CA bundle of the
+// conversion webhook is invalid. From True on the resource is served. A True condition is never revoked.
 func establish(d *crd) {
 	if !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) || apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
 		return
@@ -170,8 +170,9 @@ func establish(d *crd) {
 	setCondition(d, c)
 }
 
-// nonStructural returns the condition NonStructuralSchema, which lists violations in schemas that
-// were allowed before apiextensions.k8s.io/v1. It returns nil if there are none.
+// nonStructural returns the condition NonStructuralSchema, which lists violations in schemas that were allowed before
+// apiextensions.k8s.io/v1. It returns nil if there are none, or if the definition is established without such a
+// condition, because validation has rejected new violations since.
 func nonStructural(d *crd) *condition {
 	c := &condition{Type: apiextensionsv1.NonStructuralSchema, Status: apiextensionsv1.ConditionUnknown}
 	if d.Generation > 0 && !d.Spec.PreserveUnknownFields && apihelpers.FindCRDCondition(d, apiextensionsv1.NonStructuralSchema) == nil &&

@@ -17,8 +17,8 @@ var ageColumn = apiextensionsv1.CustomResourceColumnDefinition{
 	Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
 }
 
-// table returns the columns of tables of this version (for kubectl get), and a function that
-// returns the cells of an object.
+// table returns the columns of tables of this version (for kubectl get), and a function that returns the cells of an
+// object. The first column is the name. As in upstream, a column with an invalid path and all after it are omitted.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#additional-printer-columns
 func (v *kindVersion) table() ([]metav1.TableColumnDefinition, func(api.Object) []any) {
@@ -58,8 +58,8 @@ func (v *kindVersion) table() ([]metav1.TableColumnDefinition, func(api.Object) 
 	}
 }
 
-// formatCell returns the cell for a value in a column of the given type. It returns nil if the
-// value does not have this type.
+// formatCell returns the cell for a value in a column of the given type. A date is shown as the time since then. It
+// returns nil if the value does not have this type.
 func formatCell(columnType string, value any) any {
 	if columnType == "string" {
 		if text, ok := formatValue(value); ok {

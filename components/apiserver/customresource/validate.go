@@ -21,8 +21,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// validators returns the compiled schema and the validators, or the error that compiling them
-// caused as the error for the client.
+// validators returns the compiled schema and the validators of the version. If compiling them fails, it returns that
+// error as a list for the client.
 func (v *kindVersion) validators() (*compiled, *checks, field.ErrorList) {
 	s, err := v.schema()
 	if err == nil {
@@ -93,8 +93,8 @@ func (v *kindVersion) namespaced() bool {
 	return v.of.crd.Spec.Scope == apiextensionsv1.NamespaceScoped
 }
 
-// validateStatus validates an object that was written through the status subresource. Errors in
-// unchanged parts are ignored.
+// validateStatus validates an object that was written through the status subresource: the metadata, the status, and
+// the CEL rules. Errors in parts that are the same as in before are ignored.
 func (v *kindVersion) validateStatus(ctx context.Context, o, before api.Object) field.ErrorList {
 	obj, old := unstructuredOf(o), unstructuredOf(before)
 	s, c, errs := v.validators()
@@ -122,8 +122,8 @@ func (v *kindVersion) validateStatus(ctx context.Context, o, before api.Object) 
 	return v.validateRules(ctx, errs, obj, old, cel.WithRatcheting(pair))
 }
 
-// validateRules appends the errors of the schema's CEL rules to errs. The rules can only be
-// evaluated if the object matches the schema: after errors such as a wrong type it appends a note
+// validateRules appends the errors of the schema's CEL rules to errs. It does nothing if there are no rules. The
+// rules can only be evaluated if the object matches the schema: after errors such as a wrong type it appends a note
 // that the rules were not checked. old is nil if obj is new.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#validation-rules
@@ -168,8 +168,8 @@ func (v *kindVersion) validateScaleSpec(obj *unstructured.Unstructured) field.Er
 	return validateReplicas(obj, v.Subresources.Scale.SpecReplicasPath)
 }
 
-// validateScaleStatus validates the values at the scale subresource's paths of the actual replicas
-// and the label selector. It returns nil if there is no scale subresource.
+// validateScaleStatus validates the values at the scale subresource's paths of the actual replicas and, if there is
+// such a path, the label selector. It returns nil if there is no scale subresource.
 func (v *kindVersion) validateScaleStatus(obj *unstructured.Unstructured) field.ErrorList {
 	if v.Subresources == nil || v.Subresources.Scale == nil {
 		return nil
