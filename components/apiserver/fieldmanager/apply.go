@@ -37,8 +37,8 @@ type By struct {
 }
 
 // entryIndex returns the index of the managed fields entry of this writer for operation. It returns -1 if there is
-// none, or if the managedfields library must handle the write because some entry is of another version or format, or
-// is a duplicate: the library converts and merges such entries.
+// none. It also returns -1 if some entry is of another version or format, or is a duplicate, because the
+// managedfields library must then convert and merge the entries.
 func (b *By) entryIndex(entries []metav1.ManagedFieldsEntry, operation metav1.ManagedFieldsOperationType) int {
 	version := b.Resource.GroupVersion().String()
 	mine := -1
@@ -71,10 +71,10 @@ func (m *Managers) schema(b *By) (managedfields.TypeConverter, fieldpath.Filter,
 	return types, reset[fieldpath.APIVersion(b.Resource.GroupVersion().String())], nil
 }
 
-// Applied returns the result of the server-side apply of config to live. force takes over fields of other managers
-// instead of returning a conflict error. Usually a client applies the same fields as before. Then no field must be
-// removed from live, and Applied skips the managedfields library's expensive check for that. The result is the same as
-// that of the library's Apply (see TestReapplied). Applied takes ownership of config.
+// Applied returns the result of the server-side apply of config to live, or an error if it conflicts with other
+// managers; with force it takes over their fields instead. Usually a client applies the same fields as before. Then
+// no field must be removed from live, and Applied skips the managedfields library's expensive check for that. The
+// result is the same as that of the library's Apply (see TestReapplied). Applied takes ownership of config.
 func (m *Managers) Applied(by By, live api.Object, config *unstructured.Unstructured, force bool) (runtime.Object, error) {
 	if by.Resource != nil {
 		if obj := m.reapplied(&by, live, config); obj != nil {
@@ -84,9 +84,9 @@ func (m *Managers) Applied(by By, live api.Object, config *unstructured.Unstruct
 	return by.Fields.Apply(live, config, by.Manager, force)
 }
 
-// reapplied is the fast path of Applied: the fields of config are exactly those that the manager owns already, and no
-// other manager owns a changed one. It returns nil if it is not applicable, and then the managedfields library must
-// apply config.
+// reapplied is the fast path of Applied for built-in kinds: the fields of config are exactly those that the manager
+// owns already, and no other manager owns a changed one. It returns nil if it is not applicable or an error occurs,
+// and then the managedfields library must apply config.
 func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstructured) api.Object {
 	res := by.Resource
 	if res.Custom != nil || config.GroupVersionKind() != res.GVK() {
@@ -146,8 +146,8 @@ func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstr
 	return obj
 }
 
-// covers reports whether the fields of wanted that pass filter are exactly those that the managed
-// fields entry e owns.
+// covers reports whether the fields of wanted that pass filter are exactly those that the managed fields entry e
+// owns. A nil filter passes all. It returns false if the fields cannot be determined.
 func (m *Managers) covers(wanted *typed.TypedValue, filter fieldpath.Filter, e *metav1.ManagedFieldsEntry) bool {
 	set, err := wanted.ToFieldSet()
 	if err != nil {

@@ -27,10 +27,10 @@ func unowned() *fieldpath.Set {
 	return set
 }
 
-// Created records manager as the owner of all fields of a new object. The result is the same as
-// that of Manager.Update with an empty live object, at half the cost, because there is nothing to
-// compare. It usually modifies and returns obj. If the fields cannot be determined, the object is
-// stored without managed fields.
+// Created records manager as the owner of all fields of a new object. The result is the same as that of
+// Manager.Update with an empty live object, at half the cost, because there is nothing to compare. It usually
+// modifies and returns obj. If the fields cannot be determined, the object has no managed fields. An error is only
+// possible for custom resources and for objects with which the client sent managed fields.
 func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (api.Object, error) {
 	if len(obj.GetManagedFields()) > 0 || res.Custom != nil {
 		// The client sent managed fields, or the schema is specific to the resource.
@@ -153,9 +153,9 @@ func differencesFromEmpty(types managedfields.TypeConverter, res *api.Resource, 
 	return set.Difference(same), nil
 }
 
-// collectEqual walks through set together with the values of the new (now) and the empty object
-// (before) at the path at. It inserts the fields that are equal into same, and maps and lists that
-// only the new object has into set. before is nil where the empty object has no value.
+// collectEqual walks through set, the fields of a new object, together with the values of the new object (now) and of
+// an empty one (before) at the path at. It inserts the fields that are equal into same, and maps and lists that only
+// the new object has into set. before is nil where the empty object has no value.
 func collectEqual(set, same *fieldpath.Set, at fieldpath.Path, now, before value.Value) {
 	field := func(pe fieldpath.PathElement) (a, b value.Value) {
 		if pe.FieldName == nil || before == nil || !before.IsMap() || now == nil || !now.IsMap() {

@@ -11,9 +11,9 @@ import (
 	"hyperkube/internal/api"
 )
 
-// newCustom returns the field manager of a custom resource at a subresource. It uses the schema of
-// the resource's definition. reset contains the filters of the fields that writes may own, by
-// version.
+// newCustom returns the field manager of a custom resource at a subresource. It uses the schemas of the resource's
+// definition and returns an error if they are invalid. reset contains, by version, the filters of the fields that
+// writes may own.
 func newCustom(res *api.Resource, subresource string, reset map[fieldpath.APIVersion]fieldpath.Filter) (*Manager, error) {
 	types, err := res.Custom.Types()
 	if err != nil {

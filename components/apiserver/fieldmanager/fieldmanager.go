@@ -30,9 +30,12 @@ type Manager = managedfields.FieldManager
 // Managers creates and caches the field managers of all resources. Created, Updated and Applied are faster than the
 // managedfields library's methods in common cases and have the same results. It is safe for concurrent use.
 type Managers struct {
-	types    func() (managedfields.TypeConverter, error)
+	// types returns the schemas of all built-in types. The first call parses them.
+	types func() (managedfields.TypeConverter, error)
+	// siblings returns the other served versions of a built-in resource.
 	siblings func(*api.Resource) []*api.Resource
 
+	// unowned are the fields that no manager owns.
 	unowned *fieldpath.Set
 	writers writerPool
 
@@ -48,10 +51,10 @@ type key struct {
 	subresource string
 }
 
-// New returns Managers. Loading the schema of all built-in types takes tens of milliseconds at
-// first use, see Warm. served returns all resources that are served. It is needed because objects
-// can be written in several versions of their group, and each entry of managed fields is compared
-// in its own version. served may be nil if no resource has several versions.
+// New returns Managers. Parsing the schema of all built-in types takes tens of milliseconds at first use, see Warm.
+// served returns all resources that are served, because objects can be written in several versions of their group,
+// and each entry of managed fields is compared in its own version. served may be nil if no resource has several
+// versions.
 func New(served func() []*api.Resource) *Managers {
 	return &Managers{
 		siblings: func(res *api.Resource) []*api.Resource {
@@ -84,8 +87,8 @@ func New(served func() []*api.Resource) *Managers {
 // it. Errors occur again, and are reported, at the first write.
 func (m *Managers) Warm() { _, _ = m.types() }
 
-// Forget removes the cached field managers of a custom resource that is not served anymore or has
-// been replaced.
+// Forget removes the cached field managers and filters of a custom resource that is not served anymore or has been
+// replaced.
 func (m *Managers) Forget(res *api.Resource) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,9 +143,9 @@ func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) 
 	return f, nil
 }
 
-// resetFields returns filters that exclude the fields which a write to the subresource does not
-// change, such as the status in a write of the main resource, and which the writer therefore does
-// not own. The key is the version. It returns nil if all fields can be written.
+// resetFields returns filters, by version, that exclude the fields which a write to the subresource does not change,
+// such as the status in a write of the main resource, and which the writer therefore does not own. It returns nil if
+// all fields can be written.
 func (m *Managers) resetFields(res *api.Resource, subresource string) (map[fieldpath.APIVersion]fieldpath.Filter, error) {
 	k := key{res, subresource}
 	m.mu.RLock()
@@ -295,9 +298,9 @@ func (c creator) New(schema.GroupVersionKind) (runtime.Object, error) {
 	return obj, nil
 }
 
-// Name returns the name of the field manager for a write: the request parameter fieldManager if it
-// is set, otherwise the first part of the user agent, such as "kubectl", without unprintable
-// characters and limited to the maximum length.
+// Name returns the name of the field manager for a write: the request parameter fieldManager if it is set, otherwise
+// the part of the user agent before the first slash, such as "kubectl", without unprintable characters and truncated
+// to the maximum length.
 func Name(fieldManager, userAgent string) string {
 	if fieldManager != "" {
 		return fieldManager

@@ -44,7 +44,8 @@ func (w *fieldWriter) comma() {
 func (w *fieldWriter) fail() { w.err = errUnplanned }
 
 // object encodes the fields of the API object v that its creator owns, and returns them in the format of managed
-// fields. The result is empty if no field is owned. It is part of w.buf and valid until the writer is used again.
+// fields. The result is empty if no field is owned. It is part of w.buf and valid until the writer is used again. It
+// returns errUnplanned if the object contains a value that the plan does not support.
 func (w *fieldWriter) object(p *plan, v reflect.Value) ([]byte, error) {
 	w.buf = append(w.buf, '{')
 	if p.kind != record {
@@ -181,7 +182,8 @@ func (w *fieldWriter) element(p *plan, v reflect.Value) {
 	w.buf = append(w.buf, '}')
 }
 
-// mapping writes the owned elements of the map v, sorted by key, with the plan p of the map type.
+// mapping writes the owned elements of the map v, sorted by key, with the plan p of the map type. It fails if a key
+// needs escape sequences in JSON.
 func (w *fieldWriter) mapping(p *plan, v reflect.Value) {
 	var few [16]string
 	names := few[:0]
@@ -210,7 +212,8 @@ func (w *fieldWriter) mapping(p *plan, v reflect.Value) {
 	}
 }
 
-// set writes the items of a list of strings that is a set, sorted and without duplicates.
+// set writes the items of a list of strings that is a set, sorted and without duplicates. It fails if an item needs
+// escape sequences in JSON.
 func (w *fieldWriter) set(v reflect.Value) {
 	items := make([]string, v.Len())
 	for i := range items {
@@ -240,8 +243,8 @@ type itemKey struct {
 	number int64
 }
 
-// keyed writes the items of a list whose items are identified by key fields, such as containers by
-// name, sorted by keys. Of items with the same keys only the item itself is owned, not its fields.
+// keyed writes the items of a list whose items are identified by key fields, such as containers by name, sorted by
+// keys. If several items have the same keys, only the item itself is owned, not its fields.
 func (w *fieldWriter) keyed(p *plan, v reflect.Value) {
 	if len(p.keys) > len(item{}.keys) {
 		w.fail()

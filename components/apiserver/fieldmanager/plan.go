@@ -79,9 +79,9 @@ type planKey struct {
 	zero bool
 }
 
-// newPlan returns the plan for objects of the type typ with the schema s and ref. It leaves out the
-// fields of skip, which no manager owns, and the fields at the paths in without with everything
-// below them, which the write resets.
+// newPlan returns the plan for objects of the type typ with the schema s and ref. It leaves out the fields in skip,
+// which no manager owns. It also leaves out the fields at the paths in without, with everything below them, which a
+// write of the object does not change.
 func newPlan(s *schema.Schema, ref schema.TypeRef, typ reflect.Type, skip *fieldpath.Set, without [][]string) *plan {
 	p := planner{schema: s, known: map[planKey]*plan{}}
 	root := p.planFor(typ, ref, true)

@@ -16,8 +16,8 @@ import (
 
 // Updated returns obj, the new state of live, with managed fields that record by as the owner of the changed fields.
 // The result is the same as that of the managedfields library's UpdateNoErrors, with two shortcuts: the library only
-// compares the parts that differ, because often only the status changes. And if the writer already owns all changed
-// fields, only the time of its entry changes.
+// compares the top-level parts that differ, because often only the status changes. And if the writer already owns all
+// changed fields, only the time of its entry changes.
 func (m *Managers) Updated(by By, live, obj api.Object) runtime.Object {
 	lessLive, lessObj := differingParts(live, obj)
 	if lessObj == nil {

@@ -43,7 +43,8 @@ type ActionCall struct {
 	Object runtime.Object
 	// Resource is the resource of the requested subresource.
 	Resource *Resource
-	DryRun   bool
+	// DryRun is set if the request is a dry run, on which the action must write nothing.
+	DryRun bool
 	// DryRuns is the dryRun parameter of the query.
 	DryRuns []string
 	// Validate calls validating admission with the final object. An action that changes something

@@ -43,15 +43,15 @@ func (c *codec) Encode(obj runtime.Object) ([]byte, error) {
 	return c.kind.AppendJSON(nil, c.kind.Untyped(data)), nil
 }
 
-// Decode returns a new object with type meta and resource version. Default values are only set if
-// the stored bytes were written by another program or version, because this program sets them
-// before it stores an object.
+// Decode returns a new object with type meta and resource version, which is empty for the revision 0. It sets default
+// values only if the stored bytes were written by another program or version, because this program sets them before
+// it stores an object.
 func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
 	return c.decode(data, revision, false)
 }
 
 // DecodeTrimmed implements store.Trimmer. It does the same as Decode, but the object has no managed fields, which
-// informers do not need.
+// informers of controllers do not need.
 func (c *codec) DecodeTrimmed(data []byte, revision int64) (runtime.Object, error) {
 	return c.decode(data, revision, true)
 }
@@ -148,9 +148,9 @@ func (c *codec) former(apiVersion string, into api.Object, decode func(into runt
 	return former.Decode(c.kind.GroupVersionKind, version, into, decode)
 }
 
-// readJSON decodes stored JSON into obj and returns its version. It returns an error if the JSON is
-// of another kind. If it is of another version, obj may be incomplete, and the caller decodes it
-// again as that version.
+// readJSON decodes stored JSON into obj and returns its version. It returns an error if the JSON is of another kind
+// or has no kind and version. If it is of another version, obj may be incomplete, and the caller decodes it again as
+// that version.
 func (c *codec) readJSON(data []byte, obj api.Object) (schema.GroupVersion, error) {
 	failed := kjson.UnmarshalCaseSensitivePreserveInts(data, obj)
 	gvk := obj.GetObjectKind().GroupVersionKind()

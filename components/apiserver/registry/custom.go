@@ -17,11 +17,10 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Replace serves resources, the versions of one custom resource, instead of those that are
-// currently served under the name gr. Without resources, it removes them. Unless keep is set, it
-// closes their watches and drops their cache, because the new definition may decode objects
-// differently. Built-in resources are never replaced: if there is one with this name, Replace
-// returns false and does nothing.
+// Replace serves resources, the versions of one custom resource, instead of those that are currently served under the
+// name gr. Without resources, it removes them. Unless keep is set, it closes their watches and drops their cache,
+// because the new definition may decode objects differently. Built-in resources are never replaced: if there is one
+// with this name, Replace returns false and does nothing.
 func (r *Registry) Replace(gr schema.GroupResource, keep bool, resources ...*api.Resource) bool {
 	r.mu.Lock()
 	old := r.table.Load()
@@ -148,9 +147,8 @@ func marshalCustom(obj runtime.Object) ([]byte, error) {
 	return data, nil
 }
 
-// customOf returns the object of an entry, whose decoded form is stored, in the version of this
-// resource. A conversion by webhook is cached as JSON. If the conversion fails, the error reports
-// the entry as corrupt.
+// customOf returns the object of an entry, whose decoded form is stored, in the version of this resource. The result
+// of a conversion webhook is cached as JSON. If the conversion fails, the error reports the entry as corrupt.
 func (r *Resource) customOf(e *store.Entry, stored api.Object) (api.Object, error) {
 	if !r.Custom.Remote || stored.GetObjectKind().GroupVersionKind().Version == r.Version {
 		obj, err := r.StoredAs.FromStored(stored)

@@ -28,8 +28,9 @@ const (
 // cannot.
 func (r *Resource) HasProtobuf() bool { return r.generated }
 
-// Raw returns the protobuf message of the entry's object, without envelope and resource version.
-// Usually it is a part of the stored bytes. The caller must not modify it.
+// Raw returns the protobuf message of the entry's object, without envelope and resource version. Usually it is a part
+// of the stored bytes; otherwise the object is encoded once and cached. The caller must not modify it. It returns an
+// error if the object cannot be decoded or its type has no protobuf form.
 func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
 	if r.StoredAs == nil {
 		raw, err := e.Part(wire.Current)
@@ -95,9 +96,9 @@ func (r *Resource) Marshal(obj api.Object) ([]byte, error) {
 	return r.Object.Untyped(data), nil
 }
 
-// Reread returns obj as a client would read it from the store, where empty lists and maps become
-// nil. So the response to a dry run equals that of the actual write. It returns obj itself if the
-// resource is stored as JSON or obj cannot be encoded.
+// Reread returns obj as a client would read it from the store, where empty lists and maps become nil. So the response
+// to a dry run equals that of the actual write. It returns obj itself for custom resources, if the resource is stored
+// as JSON, and if obj cannot be encoded.
 func (r *Resource) Reread(obj api.Object) api.Object {
 	from, ok := obj.(wire.Sized)
 	if r.Custom != nil || r.StoredJSON || !ok {
@@ -122,8 +123,9 @@ func (r *Resource) Reread(obj api.Object) api.Object {
 	return into
 }
 
-// MetadataJSON returns the JSON of the entry's PartialObjectMetadata without type meta. revision is
-// zero, or the revision at which the entry was deleted or replaced.
+// MetadataJSON returns the JSON of the entry's PartialObjectMetadata without type meta. revision is zero, or the
+// revision at which the entry was deleted or replaced, which is then the resource version. The result is cached; the
+// caller must not modify it.
 func (r *Resource) MetadataJSON(e *store.Entry, revision int64) ([]byte, error) {
 	slot := slotMetadataJSON
 	if revision != 0 {
@@ -147,8 +149,7 @@ func (r *Resource) MetadataJSON(e *store.Entry, revision int64) ([]byte, error) 
 	})
 }
 
-// PartialMetadata returns the metadata of obj as a PartialObjectMetadata. It shares memory with
-// obj.
+// PartialMetadata returns the metadata of obj as a PartialObjectMetadata of v1. It shares memory with obj.
 func PartialMetadata(obj metav1.Object) *metav1.PartialObjectMetadata {
 	p := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{
 		APIVersion: metav1.SchemeGroupVersion.String(), Kind: "PartialObjectMetadata",

@@ -40,7 +40,7 @@ type Stream struct {
 // StreamCall is a request for a Stream, such as exec, as its function gets it.
 type StreamCall struct {
 	Namespace, Name string
-	// Path after the subresource, with its leading slash. For proxies.
+	// Path is the path after the subresource, with its leading slash, for proxies. It is "" for other streams.
 	Path string
 	// Options is the result of Stream.Options.
 	Options  runtime.Object
@@ -77,7 +77,7 @@ func newExtra() *extra {
 	}
 }
 
-// AddHook makes writes of a resource, in all its versions, call hook after the hooks that were
+// AddHook registers hook to be called for each write of a resource, in all its versions, after the hooks that were
 // added before. It returns an error if the resource is not served.
 func (r *Registry) AddHook(gr schema.GroupResource, hook Hook) error {
 	for _, res := range r.Resources() {
@@ -142,7 +142,8 @@ func (r *Resource) Action(subresource string) *Action {
 	return r.extra.actions[r.GVR()][subresource]
 }
 
-// Actions returns a copy of all actions of the resource by subresource, for discovery and OpenAPI.
+// Actions returns a copy of all actions of the resource by subresource, for discovery and OpenAPI. It returns nil for
+// a resource that is not part of a registry.
 func (r *Resource) Actions() map[string]*Action {
 	if r.extra == nil {
 		return nil // it is not part of a registry
@@ -161,7 +162,8 @@ func (r *Resource) Stream(subresource string) *Stream {
 	return r.extra.streams[r.GVR()][subresource]
 }
 
-// Streams returns a copy of all streams of the resource by subresource, for discovery and OpenAPI.
+// Streams returns a copy of all streams of the resource by subresource, for discovery and OpenAPI. It returns nil for
+// a resource that is not part of a registry.
 func (r *Resource) Streams() map[string]*Stream {
 	if r.extra == nil {
 		return nil

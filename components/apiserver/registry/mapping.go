@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// RESTMapping returns the resource whose objects have a kind, in the first of versions that is served, or in
-// any version if none is specified. The error is a meta.NoKindMatchError if the kind is not served. It
-// replaces discovery for clients in this process.
+// RESTMapping returns the resource of a kind, in the first of versions that is served, or in any version if none is
+// specified. Reviews, and custom resources whose definition is not established, are ignored. The error is a
+// meta.NoKindMatchError if the kind is not served. It replaces discovery for clients in this process.
 func (r *Registry) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
 	var found *Resource
 	position := len(versions)

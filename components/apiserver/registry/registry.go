@@ -131,7 +131,8 @@ func (r *Registry) Add(resources ...*api.Resource) error {
 	return nil
 }
 
-// makeResource creates the Resource for res with its codec and its collection in the store.
+// makeResource creates the Resource for res with its codec and its collection in the store. A resource with StoredAs
+// shares the collection of the resource in whose form it is stored, which must be in t. A review has no collection.
 func (r *Registry) makeResource(t *table, res *api.Resource) (*Resource, error) {
 	out := &Resource{
 		Resource: res,
@@ -222,8 +223,8 @@ func (r *Registry) Lookup(gvr schema.GroupVersionResource) *Resource {
 	return r.table.Load().byGVR[gvr]
 }
 
-// LookupSettled is like Lookup, but waits for a call of Replace in progress. A request that failed
-// because the collection of a custom resource was dropped uses it to find the replacement.
+// LookupSettled is like Lookup, but first waits until a replacement of custom resources in progress is complete. A
+// request that failed because the collection of a custom resource was dropped uses it to find the replacement.
 func (r *Registry) LookupSettled(gvr schema.GroupVersionResource) *Resource {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -286,12 +287,12 @@ func (r *Registry) GroupVersions() []schema.GroupVersion {
 	return out
 }
 
-// StoredResource returns the resource as which the objects of r are stored in etcd. It differs from r if StoredAs is
-// set: events of both API groups are stored as core events.
+// StoredResource returns the resource as which the objects of r are stored in etcd. It differs from r if r shares the
+// storage of another resource: events of both API groups are stored as core events.
 func (r *Resource) StoredResource() schema.GroupResource { return r.storage.GroupResource() }
 
-// Stored returns obj in the version in which it is stored, usually obj itself, with default values
-// and without resource version. It returns an error if obj cannot be converted.
+// Stored returns obj in the version in which it is stored, usually obj itself, without resource version. It sets
+// default values, except for custom resources. It returns an error if obj cannot be converted.
 func (r *Resource) Stored(obj api.Object) (api.Object, error) {
 	if r.StoredAs != nil {
 		stored, err := r.StoredAs.ToStored(obj)
@@ -307,8 +308,8 @@ func (r *Resource) Stored(obj api.Object) (api.Object, error) {
 	return obj, nil
 }
 
-// Read returns the object of an entry in the version of this resource. The object is shared and
-// must not be modified. It returns an error that wraps store.ErrCorrupt if the entry is unreadable.
+// Read returns the object of an entry in the version of this resource. The object is shared and must not be modified.
+// It returns an error that wraps store.ErrCorrupt if the entry cannot be decrypted or decoded.
 func (r *Resource) Read(e *store.Entry) (api.Object, error) {
 	stored, err := e.Object()
 	if err != nil {
@@ -356,8 +357,8 @@ func (r *Resource) stored(e *store.Entry) (raw []byte, ok bool) {
 	return raw, err == nil && current
 }
 
-// FieldOf returns the value of the field d of an entry, if possible without decoding the object. It
-// returns false if the object is unreadable.
+// FieldOf returns the value of the field d of an entry, if possible without decoding the object. It returns false if
+// the object cannot be decoded.
 func (r *Resource) FieldOf(e *store.Entry, d api.Direct) (string, bool) {
 	if raw, ok := r.stored(e); ok && len(d.Path) > 0 {
 		value, err := wire.LookupField(raw, d.Path)
@@ -370,8 +371,8 @@ func (r *Resource) FieldOf(e *store.Entry, d api.Direct) (string, bool) {
 	return d.Of(obj), true
 }
 
-// Labelled reports whether a label selector matches the entry, if possible without decoding the
-// object. It returns false if the object is unreadable.
+// Labelled reports whether a label selector matches the entry, if possible without decoding the object. It returns
+// false if the object cannot be decoded.
 func (r *Resource) Labelled(e *store.Entry, by labels.Selector) bool {
 	if raw, ok := r.stored(e); ok {
 		return by.Matches(wire.LabelsOf(raw))
@@ -381,7 +382,7 @@ func (r *Resource) Labelled(e *store.Entry, by labels.Selector) bool {
 }
 
 // served converts stored, the decoded object of the entry e, to the version of this resource. The result is shared
-// with other callers and must not be modified.
+// with other callers and must not be modified. It returns an error if the conversion fails.
 func (r *Resource) served(e *store.Entry, stored runtime.Object) (api.Object, error) {
 	obj, ok := stored.(api.Object)
 	if !ok {
@@ -402,7 +403,8 @@ func (r *Resource) served(e *store.Entry, stored runtime.Object) (api.Object, er
 	return obj, nil
 }
 
-// SameBytes reports whether storing obj would write exactly the bytes of the entry.
+// SameBytes reports whether storing obj would write exactly the bytes of the entry. It returns false if obj cannot be
+// encoded.
 func (r *Resource) SameBytes(obj api.Object, e *store.Entry) bool {
 	data, err := r.storage.encode(obj)
 	return err == nil && bytes.Equal(data, e.Bytes())

@@ -27,8 +27,8 @@ import (
 // and subresources that handle HTTP themselves, such as pods/exec.
 type actor struct{ *call }
 
-// action handles a POST of an object that is not stored: it decodes and validates the body, calls
-// admission, runs a and sends the result.
+// action handles a POST of an object that is not stored: it decodes and validates the body, calls mutating admission,
+// runs a, which calls validating admission itself, and sends the result.
 func (c actor) action(a *registry.Action) error {
 	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Tableless: true, Routed: true})
 	if err != nil {
@@ -114,9 +114,10 @@ func (c actor) action(a *registry.Action) error {
 	return c.responder().sendOutcome(format, code, out)
 }
 
-// changeFor implements registry.ActionCall.Change: it changes another object as part of an action,
-// such as the pod of a binding. f modifies a copy of the current object and is called again after
-// conflicts. Admission is not called. It returns the new resource version.
+// changeFor implements registry.ActionCall.Change: it changes another object as part of an action, such as the pod of
+// a binding. f modifies a copy of the current object and is called again after conflicts. Neither admission nor
+// validation is called. It returns the new resource version, or NotFound if the resource is not served or the object
+// does not exist.
 func (c actor) changeFor(ctx context.Context, what registry.ServerChange, f func(obj api.Object) error) (version string, err error) {
 	inner := *c.call
 	inner.ctx, inner.name = ctx, what.Name

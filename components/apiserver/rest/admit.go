@@ -35,8 +35,8 @@ func (c admitter) attributes(r review) admission.Attributes {
 		c.info.Subresource, r.operation, r.options, r.dryRun, user)
 }
 
-// runMutating calls mutating admission, which may change r.obj. An error means that the write is
-// rejected. Without a plugin for the operation, it does nothing.
+// runMutating calls mutating admission, which may change r.obj. An error means that the write is rejected. It does
+// nothing if no plugin handles the operation.
 func (c admitter) runMutating(ctx context.Context, r review) error {
 	if c.mutate == nil || !c.mutate.Handles(r.operation) {
 		return nil
@@ -44,8 +44,8 @@ func (c admitter) runMutating(ctx context.Context, r review) error {
 	return c.mutate.Admit(ctx, c.attributes(r), c.objects())
 }
 
-// runValidating calls validating admission with the object as it will be stored. An error means
-// that the write is rejected.
+// runValidating calls validating admission with r.obj as it will be stored. An error means that the write is
+// rejected. It does nothing if no plugin handles the operation.
 func (c admitter) runValidating(ctx context.Context, r review) error {
 	if c.validate == nil || !c.validate.Handles(r.operation) {
 		return nil

@@ -40,7 +40,8 @@ type change struct {
 	// skipAdmission is set if the server makes the change for an action or a Scale, for which
 	// admission is called separately.
 	skipAdmission bool
-	options       *metav1.UpdateOptions
+	// options are the options of the request. They contain whether it is a dry run.
+	options *metav1.UpdateOptions
 }
 
 // changed is the result of a change. entry is the stored object; it is nil if nothing was stored,
@@ -55,10 +56,9 @@ type changed struct {
 // changer handles updates and patches of one object.
 type changer struct{ *call }
 
-// change executes an update based on the cached object, and repeats it with the newest version
-// after a conflict, up to maxAttempts times. If an attempt based on the cache fails for another
-// reason, it is repeated once with the newest version. An attempt that may have been written is not
-// repeated.
+// change executes an update based on the cached object, or on the newest version on a dry run. After a conflict it
+// repeats the update with the newest version, up to maxAttempts times. If an attempt based on the cache fails for
+// another reason, it is repeated once with the newest version. An attempt that may have been written is not repeated.
 func (c changer) change(ch change) (changed, error) {
 	key := c.res.Key(c.namespace, c.name)
 	var current *store.Entry
@@ -130,8 +130,8 @@ func revisionOf(e *store.Entry) int64 {
 	return e.Revision()
 }
 
-// otherUID returns the conflict error for an object with another UID than the update requires (ch.uid). The UID is is
-// the actual one, empty if there is no object. key is the object's key in etcd.
+// otherUID returns the conflict error for an object with another UID than the update requires. key is the object's
+// key in etcd, ch the update, and is the actual UID, empty if there is no object.
 func (c changer) otherUID(key string, ch change, is types.UID) error {
 	return c.preconditionFailed(key, ch, fmt.Sprintf("UID in precondition: %v, UID in object meta: %v", ch.uid, is))
 }
@@ -213,9 +213,9 @@ func (c changer) try(ch change, key string, entry *store.Entry) (_ changed, err 
 	return c.committer().tryStore(r, entry, w, obj, current)
 }
 
-// checkVersion returns a conflict if obj, sent by the client, has a resource version other than
-// revision, the current one. Without a version, it sets revision in obj, or returns an error if the
-// resource does not allow unconditional updates.
+// checkVersion returns a conflict if obj, sent by the client, has a resource version other than revision, the current
+// one. Without a version, it sets revision in obj, or returns an Invalid error if the resource does not allow
+// unconditional updates.
 func (c changer) checkVersion(obj api.Object, revision int64) error {
 	given, err := parseRevision(obj.GetResourceVersion())
 	switch {
@@ -244,8 +244,8 @@ func deletionCompletes(res *api.Resource, obj, old api.Object) bool {
 	return grace == nil || *grace == 0
 }
 
-// tryCreate is try for an object that does not exist. It creates the object if ch.create is set and
-// the user may create it, and otherwise returns a NotFound error.
+// tryCreate is try for an object that does not exist. If ch.create is set, it creates the object, which the user must
+// be authorized to do. Otherwise it returns a NotFound error.
 func (c changer) tryCreate(ch change) (changed, error) {
 	if !ch.create {
 		return changed{}, apierrors.NewNotFound(c.res.GroupResource(), c.name)
@@ -296,8 +296,8 @@ func (c changer) rejectUID(obj api.Object) error {
 		fmt.Errorf("uid mismatch: the provided object specified uid %s, and no existing object was found", uid))
 }
 
-// mayCreate returns nil if the user of the update request is also authorized to create the object,
-// otherwise a Forbidden error.
+// mayCreate returns nil if the user of the update request is also authorized to create the object. Otherwise it
+// returns a Forbidden error, or an internal error if the authorizer fails.
 func (c changer) mayCreate() error {
 	user, _ := apirequest.UserFrom(c.ctx)
 	attributes := authorizer.AttributesRecord{

@@ -25,8 +25,8 @@ type pendingWrite struct {
 	times []metav1.ManagedFieldsEntry
 }
 
-// prepareWrite calls the hooks for an update from current to obj. If the managed fields differ only
-// in their times, obj keeps the old ones, so that tryStore can detect an update without a change.
+// prepareWrite calls the hooks for an update from current to obj and returns what tryStore writes. If the managed
+// fields differ only in their times, obj keeps the old ones, so that tryStore can detect an update without a change.
 func (c committer) prepareWrite(obj, current api.Object) (w pendingWrite, err error) {
 	before := current.GetManagedFields()
 	w.times = obj.GetManagedFields()
@@ -67,9 +67,9 @@ func (c committer) runHooks(obj, old api.Object) (stored api.Object, ops []store
 	return stored, ops, nil
 }
 
-// asStored returns the object that a dry run would have stored, as a client would read it: an
-// object that is stored in another API version may get default values, and a custom resource is
-// pruned.
+// asStored returns the object that a dry run would have stored, as a client would read it: an object that is stored
+// in another API version may get default values, and a custom resource is pruned. It returns obj itself if it is
+// stored in its own version.
 func (c committer) asStored(obj api.Object) (api.Object, error) {
 	if c.res.StoredAs == nil {
 		return obj, nil
@@ -86,8 +86,8 @@ func (c committer) asStored(obj api.Object) (api.Object, error) {
 	return c.res.StoredAs.FromStored(stored)
 }
 
-// tryStore replaces entry by w.stored, which is obj in its stored version. If only the times of
-// managed fields would change, it writes nothing. On a dry run it returns obj without writing.
+// tryStore replaces entry by w.stored, which is obj in its stored version. If only the times of managed fields would
+// change, it keeps the old times, so that the store writes nothing. On a dry run it returns obj without writing.
 func (c committer) tryStore(r review, entry *store.Entry, w pendingWrite, obj, current api.Object) (changed, error) {
 	if r.dryRun {
 		obj.SetResourceVersion(current.GetResourceVersion())
@@ -115,9 +115,8 @@ func (c committer) unchanged(stored api.Object, entry *store.Entry) bool {
 	return c.res.SameBytes(stored, entry)
 }
 
-// tryMark stores obj, whose deletion timestamp or grace period the caller has set. The object
-// exists until its finalizers are removed or the kubelet deletes the pod. On a dry run nothing is
-// stored.
+// tryMark stores obj, whose deletion timestamp or grace period the caller has set. The object exists until its
+// finalizers are removed or the kubelet deletes the pod. On a dry run it returns obj without writing.
 func (c committer) tryMark(r review, entry *store.Entry, obj, current api.Object) (removed, error) {
 	stored, ops, err := c.runHooks(obj, current)
 	if err != nil {
@@ -135,9 +134,8 @@ func (c committer) tryMark(r review, entry *store.Entry, obj, current api.Object
 	return removed{entry: entries[0]}, nil
 }
 
-// tryRemove deletes the object of entry. obj is its last state, with which the request is answered.
-// It has the resource version of current, because it was never stored itself. On a dry run nothing
-// is deleted.
+// tryRemove deletes the object of entry. obj is its last state, with which the request is answered. It gets the
+// resource version of current, because it was never stored itself. On a dry run it returns obj without deleting.
 func (c committer) tryRemove(r review, entry *store.Entry, obj, current api.Object) (changed, error) {
 	_, ops, err := c.runHooks(nil, current)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"hyperkube/internal/store"
 )
 
-// computed returns the objects of a resource that is computed for each request instead of stored,
-// such as componentstatuses: all, or only the one with the given name. It returns a NotFound error
-// if there is no object with the name.
+// computed returns the objects of a resource that is computed for each request instead of stored, such as
+// componentstatuses: all if name is empty, or only the one with the name. It returns a NotFound error if there is no
+// object with the name.
 func (c reader) computed(ctx context.Context, name string) ([]*store.Entry, error) {
 	objects, err := c.res.Computed()(ctx)
 	if err != nil {
@@ -34,8 +34,7 @@ func (c reader) computed(ctx context.Context, name string) ([]*store.Entry, erro
 	return out, nil
 }
 
-// computedPage returns all objects of a computed resource that the request's selectors match. Such
-// lists are not paginated.
+// computedPage returns all objects of a computed resource that the request's selectors match. It ignores a limit.
 func (c reader) computedPage(s selected) (*store.Page, error) {
 	all, err := c.computed(c.ctx, "")
 	if err != nil {

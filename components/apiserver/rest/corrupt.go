@@ -66,9 +66,9 @@ func corruptUpdateError(err error) error {
 // maxCorrupt limits the number of corrupt objects in the error for a list.
 const maxCorrupt = 100
 
-// corruptList returns the error response for a list in which err was caused by corrupt objects. It
-// names up to maxCorrupt of them, so that an administrator can delete them. If err has another
-// cause, it returns err.
+// corruptList returns the error response for a list that failed with err because of corrupt objects among entries. It
+// names up to maxCorrupt of them, so that an administrator can delete them. It returns err itself, also nil, if err
+// has another cause.
 func corruptList(res *registry.Resource, entries []*store.Entry, err error) error {
 	if !errors.Is(err, store.ErrCorrupt) {
 		return err
@@ -104,8 +104,8 @@ func corruptList(res *registry.Resource, entries []*store.Entry, err error) erro
 	}}
 }
 
-// corruptEvent returns the error that terminates a watch when err prevents encoding an event. gone
-// is set for deletions, for which upstream has a special message.
+// corruptEvent returns the error that terminates a watch when err prevents encoding an event. gone is set for
+// deletions, for which upstream has a special message if the object is corrupt.
 func corruptEvent(err error, gone bool) error {
 	var corrupt *store.CorruptError
 	if !gone || !errors.As(err, &corrupt) {
@@ -132,9 +132,9 @@ func errUnsafeCollection() error {
 	})
 }
 
-// deleteCorrupt deletes an object that cannot be decoded, on explicit request, without admission,
-// finalizers and preconditions, which would need the decoded object. It rejects the deletion of a
-// readable object. The user needs the permission that authorizeUnsafeDelete checks.
+// deleteCorrupt deletes an object that cannot be decoded, on explicit request, without admission, finalizers and
+// preconditions, which would need the decoded object, and sends the response. It rejects the deletion of an object
+// that can be decoded. The user needs the permission that authorizeUnsafeDelete checks.
 func (c deleter) deleteCorrupt(opts *metav1.DeleteOptions) error {
 	audit.AddAuditAnnotation(c.ctx, "apiserver.k8s.io/unsafe-delete-ignore-read-error", "")
 	if err := c.authorizeUnsafeDelete(c.ctx, opts); err != nil {

@@ -87,10 +87,9 @@ func (c creator) create() error {
 	return c.responder().sendEntry(format, http.StatusCreated, entry)
 }
 
-// insert validates and stores a new object, after mutating admission. It retries with another name
-// if a generated name exists, and after conflicts of other keys of the transaction, such as
-// allocated addresses. entry is the stored object, or nil on a dry run. made is the object with all
-// values set.
+// insert validates and stores a new object, after mutating admission. It retries with another name if a generated
+// name exists, up to maxNames times, and after conflicts of other keys of the transaction, such as allocated
+// addresses. entry is the stored object, or nil on a dry run. made is the object with all values set.
 func (c creator) insert(obj api.Object, r review) (entry *store.Entry, made api.Object, err error) {
 	generated := obj.GetName() == "" && obj.GetGenerateName() != ""
 	hooks := c.res.Hooks()
@@ -126,8 +125,8 @@ func (c creator) insert(obj api.Object, r review) (entry *store.Entry, made api.
 	return entry, made, nil
 }
 
-// createError converts the error of storing obj to the error response. If an object with the same
-// name exists and is being deleted, the message says so.
+// createError converts the error of storing obj to the error response. If an object with the same name exists and is
+// being deleted, the message says so.
 func (c creator) createError(err error, obj api.Object) error {
 	result := c.storeError(err, obj.GetName())
 	if !apierrors.IsAlreadyExists(result) {
@@ -150,8 +149,9 @@ func (c creator) createError(err error, obj api.Object) error {
 	return result
 }
 
-// insertOnce is one attempt of insert. It calls hooks, which may allocate values, and validating
-// admission. It returns nil on a dry run.
+// insertOnce is one attempt of insert. It validates obj, calls hooks, which may allocate values, and validating
+// admission, and stores obj. On a dry run it stores nothing and returns a nil entry, but returns an error if the
+// object exists.
 func (c creator) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) {
 	if err := c.prepareNew(c.ctx, obj); err != nil {
 		return nil, err

@@ -17,7 +17,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// warnDeprecated adds a warning to the response if the requested API version of the resource is deprecated.
+// warnDeprecated adds a warning to the response, and counts the request in the metrics, if the requested API version
+// of the resource is deprecated.
 func (c *call) warnDeprecated() {
 	if text := c.res.Deprecation(); text != "" {
 		warning.AddWarning(c.ctx, "", text)
@@ -36,8 +37,8 @@ func (c *call) lacksNamespace() bool {
 // errTerminating is the error for creating a custom resource while its definition is being deleted.
 var errTerminating = errors.New("create not allowed while custom resource definition is terminating")
 
-// checkTerminating returns a Forbidden error if the definition of the custom resource is being
-// deleted. name is the name of the new object.
+// checkTerminating returns a Forbidden error if the resource is a custom resource whose definition is being deleted.
+// name is the name of the new object.
 func (c *call) checkTerminating(name string) error {
 	if c.res.Custom != nil && c.res.Custom.Terminating {
 		return apierrors.NewForbidden(c.res.GroupResource(), name, errTerminating)
@@ -45,9 +46,9 @@ func (c *call) checkTerminating(name string) error {
 	return nil
 }
 
-// decodeUnstructured decodes JSON into an unstructured object and returns its kind and the errors
-// of strict decoding: duplicate fields. Unknown fields are found later, by coerce. It returns an
-// error if the body is not an object with a kind.
+// decodeUnstructured decodes JSON into an unstructured object. It returns the kind in the body and, if strict is
+// enabled, an error for each duplicate field; coerce finds unknown fields later. It returns an error if the body is
+// not an object with a kind.
 func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict strictness) (schema.GroupVersionKind, []error, error) {
 	var strictErrs []error
 	var err error
@@ -77,9 +78,9 @@ func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict str
 	return gvk, strictErrs, nil
 }
 
-// coerce converts the values of a decoded custom resource to the types of its schema, prunes
-// unknown fields, and returns an error for each unknown field if strict is enabled. It does nothing
-// for built-in resources.
+// coerce converts the values of a decoded custom resource to the types of its schema and prunes unknown fields. It
+// returns an error for each unknown field if strict is enabled, and a second error if the metadata is malformed. It
+// does nothing for built-in resources.
 func (c bodyDecoder) coerce(into runtime.Object, strict strictness) ([]error, error) {
 	obj, ok := into.(*unstructured.Unstructured)
 	if !ok || c.res.Custom == nil {
@@ -196,8 +197,8 @@ type customConvertor struct {
 	res *api.Resource
 }
 
-// ConvertToVersion converts a custom resource to a version that gv accepts. It passes other objects
-// to the wrapped convertor.
+// ConvertToVersion converts a custom resource to a version that gv accepts, or returns an error if gv accepts none.
+// It passes other objects to the wrapped convertor.
 func (o customConvertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	obj, ok := in.(*unstructured.Unstructured)
 	if !ok {

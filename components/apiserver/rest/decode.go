@@ -52,8 +52,8 @@ func (c bodyDecoder) readBody() ([]byte, error) {
 	return c.body.data, c.body.err
 }
 
-// readAll reads the request body. It returns an error 413 if the body is larger than the limit, and
-// 400 if it cannot be read completely.
+// readAll reads the request body, or returns the one that was read ahead. It returns an error 413 if the body is
+// larger than the limit, and 400 if it cannot be read completely.
 func (c bodyDecoder) readAll() ([]byte, error) {
 	limit := c.cfg.MaxBody
 	if b, ok := c.req.Body.(*request.Body); ok && int64(len(b.Data)) <= limit {
@@ -88,8 +88,8 @@ func (c bodyDecoder) readAll() ([]byte, error) {
 	return data, nil
 }
 
-// strictness is the field validation mode of a request, which defines how unknown and duplicate
-// fields are handled: Ignore, Warn or Strict.
+// strictness is the field validation mode of a request, which defines how unknown and duplicate fields are handled:
+// Ignore, Warn (a warning in the response) or Strict (an error).
 type strictness string
 
 // fieldValidation returns the strictness for the query parameter fieldValidation. "" means Warn.
@@ -103,9 +103,9 @@ func fieldValidation(s string) strictness {
 // enabled reports whether unknown and duplicate fields are reported in any way.
 func (s strictness) enabled() bool { return s != metav1.FieldValidationIgnore }
 
-// decode decodes a request body in the format of its Content-Type into the empty object into, and
-// sets its kind to gvk. A body of another kind is rejected. It does not set default values. Unknown
-// and duplicate fields are reported as strict requires.
+// decode decodes a request body in the format of its Content-Type into the empty object into, and sets its kind to
+// gvk. It rejects a body of another kind; a body without kind and version is accepted for built-in resources. It does
+// not set default values. It handles unknown and duplicate fields as strict requires.
 func (c bodyDecoder) decode(data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
 	media, err := negotiate.Body(c.req, true)
 	if err != nil {
@@ -114,8 +114,8 @@ func (c bodyDecoder) decode(data []byte, into runtime.Object, gvk schema.GroupVe
 	return c.decodeAs(media, data, into, gvk, strict)
 }
 
-// decodeAs is like decode for a body in the format media. Large bodies wait for a CPU slot, so that
-// they do not delay other requests.
+// decodeAs is like decode for a body in the format media. Large bodies wait for a CPU slot, so that they do not delay
+// other requests; it returns an error 429 if too many requests of the user wait.
 func (c bodyDecoder) decodeAs(media negotiate.Media, data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
 	if len(data) > slotThreshold {
 		done, err := c.cpuSlots.acquire(c.ctx)
@@ -187,8 +187,8 @@ func (c bodyDecoder) decodeAs(media negotiate.Media, data []byte, into runtime.O
 	return nil
 }
 
-// readable calls Resource.Readable on a decoded object, if it is of the resource's kind. It returns
-// an error if the object was decoded but is not valid for the kind.
+// readable returns an error if obj was decoded but contains values that its kind cannot have, according to
+// Resource.Readable. It returns nil for objects of other kinds than the resource's.
 func (c bodyDecoder) readable(obj runtime.Object, gvk schema.GroupVersionKind) error {
 	if c.res == nil || c.res.Readable == nil || gvk != c.res.GVK() {
 		return nil
@@ -231,8 +231,8 @@ func guessKind(media negotiate.Media, data []byte, given, want schema.GroupVersi
 	return given, err
 }
 
-// checkKind returns an error if the kind and version found in a body (given) are not the expected
-// ones (want). A body may omit both. The messages are those of upstream.
+// checkKind returns an error if the kind and version found in a body (given) are not the expected ones (want). A body
+// may omit either or both, except that a custom resource must name its version. The messages are those of upstream.
 func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	if given == want || given.Version == "" && given.Kind == "" {
 		return nil
@@ -256,8 +256,8 @@ func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	return nil
 }
 
-// checkFormer returns an error unless given is a known kind with the same name as want. It is called
-// for objects whose kind or version differs from that of the request.
+// checkFormer returns an error unless given is a kind that client-go's scheme contains and that has the same name as
+// want. It is called for objects whose kind or version differs from that of the request.
 func checkFormer(given, want schema.GroupVersionKind) error {
 	if given.Kind == "" {
 		given.Kind = want.Kind
@@ -289,8 +289,9 @@ func internalPackage(group string) string {
 	return name
 }
 
-// decodeProto decodes a Protobuf body with its envelope into the object into. It returns the kind
-// that the envelope contains. Errors have the same text as upstream's.
+// decodeProto decodes a Protobuf body with its envelope into the object into. It returns the kind that the envelope
+// contains. It returns errors with the same text as upstream's for malformed bodies and for types without a protobuf
+// form.
 func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, error) {
 	var gvk schema.GroupVersionKind
 	m, ok := into.(interface{ Unmarshal([]byte) error })
@@ -328,7 +329,8 @@ func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, err
 // that of Go's JSON decoder.
 const maxDepth = 10000
 
-// decodeYAML decodes a YAML body into the object into. See decodeJSON for the results.
+// decodeYAML decodes a YAML body into the object into, by converting it to JSON. It returns the kind that the body
+// contains and, if strict is enabled, the errors about unknown and duplicate fields.
 func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
 	converted, err := yaml.YAMLToJSON(data)
 	if err != nil {
@@ -345,8 +347,8 @@ func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.Gro
 	return gvk, append(strictErrs, more...), err
 }
 
-// decodeJSON decodes a JSON body into the object into. It returns the kind that the body contains,
-// and the errors about unknown and duplicate fields, unless strict says to ignore these.
+// decodeJSON decodes a JSON body into the object into. It returns the kind that the body contains and, if strict is
+// enabled, the errors about unknown and duplicate fields. The kind is also returned with most errors.
 func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
 	if u, ok := into.(*unstructured.Unstructured); ok {
 		return decodeUnstructured(data, u, strict)
@@ -419,8 +421,8 @@ func dryRun(options []string) bool {
 	return false
 }
 
-// parseRevision parses the resourceVersion of an object in a request. It returns zero for an empty
-// one, and a BadRequest error for an invalid one.
+// parseRevision parses the resourceVersion of an object in a request. It returns zero for an empty one and for "0",
+// and a BadRequest error for an invalid one.
 func parseRevision(s string) (int64, error) {
 	if s == "" || s == "0" {
 		return 0, nil

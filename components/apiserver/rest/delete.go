@@ -29,8 +29,8 @@ import (
 // deleter handles deletions of objects and of collections.
 type deleter struct{ *call }
 
-// deleteOptions parses and validates the delete options from the body, or from the query if there
-// is no body.
+// deleteOptions parses and validates the delete options from the body, or from the query if there is no body. It
+// returns a BadRequest error if they cannot be decoded and an Invalid error if they contradict each other.
 func (c deleter) deleteOptions() (*metav1.DeleteOptions, error) {
 	body, err := c.bodyDecoder().readBody()
 	if err != nil {
@@ -87,8 +87,8 @@ func decodeDeleteOptions(media negotiate.Media, body []byte) (*metav1.DeleteOpti
 	return opts, nil
 }
 
-// delete handles a DELETE of one object. The response is the object if it still exists, for example
-// because of finalizers. Otherwise it is a Status, or for some resources the deleted object.
+// delete handles a DELETE of one object. The response is the object if it still exists, for example because of
+// finalizers. Otherwise it is a Status, or for some resources the deleted object.
 func (c deleter) delete() error {
 	format, err := c.format()
 	if err != nil {
@@ -141,8 +141,9 @@ type removed struct {
 	obj     api.Object
 }
 
-// remove deletes an object. If it has a grace period or finalizers, remove only sets its deletion
-// timestamp. After a conflict, it tries again with the newest version.
+// remove deletes an object. If it has a grace period or finalizers, remove only sets its deletion timestamp. After a
+// conflict, it tries again with the newest version, up to maxAttempts times. It returns a NotFound error if the
+// object does not exist.
 func (c deleter) remove(name string, opts *metav1.DeleteOptions) (removed, error) {
 	key := c.res.Key(c.namespace, name)
 	var entry *store.Entry
@@ -204,9 +205,9 @@ func (c deleter) remove(name string, opts *metav1.DeleteOptions) (removed, error
 	return removed{}, c.storeError(err, name)
 }
 
-// tryDelete is one attempt of remove, based on entry. It checks preconditions and calls admission.
-// If it fails after it has stored a deletion timestamp, the result contains that state of the
-// object.
+// tryDelete is one attempt of remove, based on entry. It checks preconditions and calls admission, unless the server
+// deletes the object as part of an action. If it fails after it has stored a deletion timestamp, the result contains
+// that state of the object.
 func (c deleter) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.Entry) (removed, error) {
 	current, err := c.res.Read(entry)
 	if err != nil {
@@ -283,8 +284,8 @@ func (c deleter) deletedByNode() bool {
 // a capital letter, on namespaces.
 const preconditionMessage = "recondition failed: %[1]s in precondition: %[2]s, %[1]s in object meta: %[3]s"
 
-// checkPreconditions returns a conflict if the UID or resource version of obj is not the one that
-// the delete options require.
+// checkPreconditions returns a conflict if the UID or resource version of obj is not the one that the delete options
+// require. It returns nil if they require none.
 func (c deleter) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) error {
 	if opts.Preconditions == nil {
 		return nil
@@ -308,9 +309,10 @@ func (c deleter) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) 
 	return nil
 }
 
-// grace determines the grace period from the options and sets it, with the deletion timestamp, in
-// obj. graceful means that it has done so. pending means that obj is already being deleted and
-// needs no change.
+// grace determines the grace period from the options and sets it, with the deletion timestamp, in obj. graceful means
+// that it has done so. pending means that obj is already being deleted and needs no change, because a grace period
+// can only be shortened. Both are false for resources without grace periods, and if the deletion can be completed
+// immediately.
 func (c deleter) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOptions) (graceful, pending bool) {
 	if g := opts.GracePeriodSeconds; g != nil && *g < 0 {
 		opts.GracePeriodSeconds = new(int64)
@@ -372,9 +374,9 @@ func markDeleting(obj api.Object) {
 	obj.SetDeletionGracePeriodSeconds(new(int64))
 }
 
-// dependentFinalizers returns the finalizers of obj with which the garbage collector orphans the
-// dependents, or deletes them first, as the propagation policy of opts or the default of the
-// resource requires. It returns false if obj has the right finalizers already.
+// dependentFinalizers returns the finalizers of obj with which the garbage collector orphans the dependents, or
+// deletes them first, as the propagation policy of opts, else the finalizers of obj, else the default of the resource
+// requires. It returns false if obj has the right finalizers already.
 //
 // https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 func dependentFinalizers(res *api.Resource, obj api.Object, opts *metav1.DeleteOptions) ([]string, bool) {
@@ -409,8 +411,8 @@ func dependentFinalizers(res *api.Resource, obj api.Object, opts *metav1.DeleteO
 	return want, true
 }
 
-// warnDefault adds the resource's warning about the default propagation policy, which may be
-// unexpected, if the options contain no policy.
+// warnDefault adds the resource's warning about the default propagation policy, which may be unexpected, to the
+// response if the options contain no policy. Most resources have no such warning.
 func (c deleter) warnDefault(opts *metav1.DeleteOptions) {
 	if c.res.DeleteWarning != "" && opts.PropagationPolicy == nil && opts.OrphanDependents == nil { //nolint:staticcheck // old clients still set it
 		warning.AddWarning(c.ctx, "", c.res.DeleteWarning)

@@ -17,8 +17,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// deleteCollection handles a DELETE of all objects that the request's selectors match, and responds
-// with the list of them.
+// deleteCollection handles a DELETE of all objects that the request's selectors match, or of one page of them if the
+// request has a limit, and responds with the list of them.
 func (c deleter) deleteCollection() error {
 	format, err := c.format()
 	if err != nil {
@@ -106,8 +106,8 @@ func (c deleter) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) e
 	return c.ctx.Err()
 }
 
-// removeOne deletes the object of one entry as if a client had requested it. It returns nil if the
-// object no longer exists.
+// removeOne deletes the object of one entry as if the client had requested it by name. It returns nil if the object
+// no longer exists.
 func (c deleter) removeOne(ctx context.Context, e *store.Entry, opts *metav1.DeleteOptions) error {
 	obj, err := c.res.Read(e)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// statusOf returns the Status that is sent to the client for err. An error without a Status becomes
-// an InternalServerError, or a timeout if a deadline was exceeded.
+// statusOf returns the Status that is sent to the client for err. An error without a Status becomes one with the code
+// 500, or 504 if a deadline was exceeded.
 func statusOf(err error) *metav1.Status {
 	if corrupt := corruptStatus(err); corrupt != nil {
 		err = corrupt
@@ -76,8 +76,8 @@ func (c *call) storeError(err error, name string) error {
 	return StoreError(c.res, name, err)
 }
 
-// StoreError converts an error of the store to the Status error for the client. name is the name of
-// the object, or empty for lists. It returns Status errors unchanged. The error of a write whose
+// StoreError converts an error of the store to the Status error for the client. name is the name of the object, or
+// empty for lists. It returns Status errors, and errors that it does not know, unchanged. The error of a write whose
 // outcome is unknown does not suggest a retry.
 func StoreError(res *registry.Resource, name string, err error) error {
 	var known apierrors.APIStatus

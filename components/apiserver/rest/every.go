@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// callEvery calls f every d until stop is called. It uses a timer, so no goroutine waits between
-// the calls. A call that is in progress may continue after stop has returned.
+// callEvery calls f every d, for the first time after d, until stop is called. It uses a timer, so no goroutine waits
+// between the calls. A call that is in progress may continue after stop has returned.
 func callEvery(d time.Duration, f func()) (stop func()) {
 	var (
 		mu      sync.Mutex

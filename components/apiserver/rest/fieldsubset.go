@@ -13,9 +13,9 @@ import (
 // fields.
 type fieldSubset map[string]int
 
-// touchedFields returns the fields of current that a strategic merge patch changes. It returns nil,
-// for all fields, if the patch contains top-level directives or unknown fields. obj is an empty
-// object of the kind that the patch is applied to.
+// touchedFields returns the fields of current that a strategic merge patch changes. It returns nil, for all fields,
+// if the patch contains top-level directives or unknown fields, or if current is not a struct of the type of obj, an
+// empty object of the kind that the patch is applied to.
 func touchedFields(current, obj api.Object, patch map[string]any) fieldSubset {
 	t := reflect.TypeOf(current)
 	if t != reflect.TypeOf(obj) || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {
@@ -36,6 +36,7 @@ func touchedFields(current, obj api.Object, patch map[string]any) fieldSubset {
 }
 
 // project returns a new object of the type of obj that has only the fields in t. Their values are shared with obj.
+// For a nil t it returns obj itself.
 func (t fieldSubset) project(obj api.Object) api.Object {
 	if t == nil {
 		return obj
@@ -48,8 +49,8 @@ func (t fieldSubset) project(obj api.Object) api.Object {
 	return to.Interface().(api.Object)
 }
 
-// keep deletes all fields that are not in t from content, the JSON of a projected object. It still
-// contains required fields with zero values.
+// keep deletes all fields that are not in t from content, the JSON of a projected object, which still contains
+// required fields with zero values. For a nil t it does nothing.
 func (t fieldSubset) keep(content map[string]any) {
 	if t == nil {
 		return
@@ -61,8 +62,8 @@ func (t fieldSubset) keep(content map[string]any) {
 	}
 }
 
-// with returns a copy of current in which the fields of t are replaced by those of obj, the patched
-// object.
+// with returns a copy of current in which the fields of t are replaced by those of obj, the patched object. For a nil
+// t it returns obj.
 func (t fieldSubset) with(current, obj api.Object) api.Object {
 	if t == nil {
 		return obj

@@ -9,9 +9,9 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// Allowed checks whether the user is authorized for a request that another request implies, such as
-// the deletion of a pod that an eviction requests. It returns nil if so, and otherwise the
-// Forbidden error with the reason and any error of the authorizer.
+// Allowed checks whether the user of a is authorized for a, a request that another request implies, such as
+// impersonating a group. It returns nil if so, and otherwise a Forbidden error with the reason and any error of the
+// authorizer.
 func Allowed(ctx context.Context, by authorizer.UnconditionalAuthorizer, a authorizer.Attributes) error {
 	decision, reason, err := by.Authorize(ctx, a)
 	switch {

@@ -44,8 +44,8 @@ type Config struct {
 	NotFound http.Handler
 	// MaxBody is the maximum size of a request body in bytes. Zero means 3 MiB.
 	MaxBody int64
-	// MaxStored is the size in bytes above which etcd certainly rejects an object. Zero means 2 MiB,
-	// the maximum message size of etcd's client.
+	// MaxStored is the size in bytes above which etcd certainly rejects an object. Custom resources above it are
+	// rejected before their managed fields are computed. Zero means 2 MiB, the maximum message size of etcd's client.
 	MaxStored int64
 	// MinWatch is the minimum duration of watches without a timeout of their client. Zero means 30
 	// minutes.
@@ -61,7 +61,8 @@ type Config struct {
 	// Stopping is canceled when the server starts to shut down. This closes all watches. It may be
 	// nil.
 	Stopping context.Context //nolint:containedctx // the context of the server outlives calls
-	Log      *slog.Logger
+	// Log receives messages about failed requests. Nil means slog's default.
+	Log *slog.Logger
 }
 
 // Handler handles requests for resources. The request context must contain RequestInfo and the
@@ -149,9 +150,9 @@ func (c *call) admitter() admitter       { return admitter{c} }
 func (c *call) committer() committer     { return committer{c} }
 func (c *call) responder() responder     { return responder{c} }
 
-// ServeHTTP handles an authorized request for an object or a list of a resource. Paths that the
-// registry does not contain are passed to NotFound. If a custom resource definition changes during
-// the request, the request is repeated with the new definition.
+// ServeHTTP handles an authorized request for an object or a list of a resource. Paths that the registry does not
+// contain are passed to NotFound. If a custom resource definition changes during the request and nothing has been
+// written, the request is repeated with the new definition.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	info, ok := apirequest.RequestInfoFrom(ctx)
@@ -208,13 +209,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// wrongScope reports whether the path contains a namespace but the resource res is cluster-scoped.
+// wrongScope reports whether the path contains a namespace but the resource res is cluster-scoped. Namespaces
+// themselves are an exception, because their name is in this place.
 func (c *call) wrongScope(res *registry.Resource) bool {
 	return !bool(res.Scope) && c.info.Namespace != "" && !(c.info.Resource == "namespaces" && c.info.APIGroup == "")
 }
 
-// NotFound responds to paths that the registry does not contain. For built-in groups the response
-// is a Status. Others are passed to Config.NotFound.
+// NotFound responds to paths that the registry does not contain. For built-in groups the response is a Status with
+// the code 404. Others are passed to Config.NotFound, or get a plain 404 if that is nil.
 func (h *Handler) NotFound(w http.ResponseWriter, req *http.Request) {
 	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
 	if parts[0] == "api" || len(parts) > 1 && h.cfg.Registry.BuiltIn(parts[1]) {

@@ -17,8 +17,8 @@ import (
 // lister handles list requests. deletecollection uses it to send its list.
 type lister struct{ *call }
 
-// list handles a list request. A large list is encoded and sent after the request has released its
-// flow control seats, because the client may read slowly.
+// list handles a list request. A large list is encoded and sent after the request has released its flow control
+// seats, because the client may read slowly. The parameter timeoutSeconds limits the time of reading the objects.
 func (c lister) list() error {
 	format, err := c.format()
 	if err != nil {
@@ -68,8 +68,8 @@ func (c lister) list() error {
 	return nil
 }
 
-// metaOf returns the list metadata of a page: its resource version, the continue token for the next
-// page, and the number of remaining objects, which is unknown (-1) if the client has sent a
+// metaOf returns the list metadata of a page that s selects: its resource version, the continue token for the next
+// page, if there is one, and the number of remaining objects, which is unknown (-1) if the client has sent a
 // selector.
 func metaOf(page *store.Page, s selected) (tableMeta, error) {
 	meta := tableMeta{revision: page.Revision, remaining: -1}
@@ -86,7 +86,8 @@ func metaOf(page *store.Page, s selected) (tableMeta, error) {
 	return meta, nil
 }
 
-// sizeOf estimates the encoded size, in bytes, of n objects of the resource.
+// sizeOf estimates the encoded size, in bytes, of n objects of the resource from the average size of cached ones, or
+// from 1 KiB if the cache is not filled.
 func (c lister) sizeOf(n int) int {
 	_, average, ok := c.res.Collection.Stats()
 	if !ok {
@@ -95,7 +96,8 @@ func (c lister) sizeOf(n int) int {
 	return n * average
 }
 
-// answerList sends a page as a list or a table. Lists are sent in chunks if the format allows it.
+// answerList sends a page as a list or a table. Lists are sent in chunks if the format allows it. Objects that cannot
+// be decoded result in an error that names them.
 func (c lister) answerList(format negotiate.Format, page *store.Page, meta tableMeta) error {
 	if format.As != negotiate.Table {
 		return corruptList(c.res, page.Entries, c.sendList(format, page.Entries, meta))
@@ -107,7 +109,8 @@ func (c lister) answerList(format negotiate.Format, page *store.Page, meta table
 	return c.responder().write(format, http.StatusOK, data)
 }
 
-// tableOf returns the encoded table for the entries of a page. Large tables wait for a CPU slot.
+// tableOf returns the encoded table for the entries of a page. Large tables wait for a CPU slot, and fail with an
+// error 429 if too many requests of the user wait.
 func (c lister) tableOf(format negotiate.Format, page *store.Page, meta tableMeta) ([]byte, error) {
 	done, err := c.waitToEncode(len(page.Entries))
 	if err != nil {
@@ -134,8 +137,8 @@ func (c lister) waitToEncode(n int) (done func(), err error) {
 	return c.cpuSlots.acquire(c.ctx)
 }
 
-// sendList sends entries as a list. It encodes all items first, so that errors can still be
-// reported, and then writes the list in chunks.
+// sendList sends entries as a list of objects or of their metadata. It encodes all items first, so that errors can
+// still be reported, and then writes the list in chunks.
 func (c lister) sendList(format negotiate.Format, entries []*store.Entry, meta tableMeta) error {
 	kind := c.res.List
 	metadata := format.As == negotiate.MetadataList

@@ -21,8 +21,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkNamespace sets the namespace of the request in obj, which the client has sent. It returns a
-// BadRequest error if obj has another namespace. A cluster-scoped object loses its namespace.
+// checkNamespace sets the namespace of the request in obj, which the client has sent. It returns a BadRequest error
+// if obj has another namespace. An object of a cluster-scoped resource loses its namespace.
 func (c *call) checkNamespace(obj api.Object) error {
 	given := obj.GetNamespace()
 	switch {
@@ -100,8 +100,8 @@ func invalidKind(res *registry.Resource) schema.GroupKind {
 	return res.GVK().GroupKind()
 }
 
-// generateName returns base with a random suffix of five characters, at most 63 characters in
-// total, as upstream does for metadata.generateName.
+// generateName returns base, truncated to 58 characters, with a random suffix of five characters, as upstream does
+// for metadata.generateName.
 func generateName(base string) string {
 	const random, most = 5, 63
 	if len(base) > most-random {
@@ -110,9 +110,9 @@ func generateName(base string) string {
 	return base + rand.String(random)
 }
 
-// prepareChange prepares, defaults and validates obj as the replacement of old, as way requires,
-// and adds warnings to the response. It keeps metadata of old that an update cannot change. It
-// returns an Invalid error if validation fails.
+// prepareChange prepares, defaults and validates obj as the replacement of old, as way requires, and adds warnings to
+// the response. It keeps metadata of old that an update cannot change, such as the creation time and a deletion
+// timestamp. It returns an Invalid error if validation fails.
 func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update, obj, old api.Object) error {
 	obj.SetGeneration(old.GetGeneration())
 	obj.SetSelfLink("")
@@ -150,8 +150,8 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	return nil
 }
 
-// uniqueOwners removes duplicate owner references of obj and adds a warning about them.
-// afterAdmission selects the message for duplicates that mutating admission may have added.
+// uniqueOwners removes duplicate owner references of obj and adds a warning about them to the response.
+// afterAdmission selects the text of the warning for duplicates that mutating admission may have added.
 func uniqueOwners(ctx context.Context, obj metav1.Object, afterAdmission bool) {
 	owners := obj.GetOwnerReferences()
 	if len(owners) < 2 {

@@ -32,7 +32,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// maxPatchOperations limits the operations of one JSON patch.
+// maxPatchOperations is the maximum number of operations of one JSON patch. More are an error 413.
 const maxPatchOperations = 10000
 
 // patch handles a PATCH of an object, or of a subresource such as status if subresource is set. way
@@ -115,8 +115,9 @@ func (c changer) patchType() (types.PatchType, error) {
 	return types.PatchType(media), err
 }
 
-// newPatcher reads the patch and the options of a request, and checks the syntax. The caller must
-// set the fields of the patcher that depend on the kind.
+// newPatcher reads the patch and the options of a request, and checks the syntax. It returns a BadRequest error for a
+// patch that is not valid JSON or, for an apply, YAML. The caller must set the fields of the patcher that depend on
+// the kind.
 func (c changer) newPatcher(kindOf types.PatchType) (*patcher, error) {
 	p := &patcher{call: c.call, kindOf: kindOf}
 	var err error
@@ -140,8 +141,8 @@ func (c changer) newPatcher(kindOf types.PatchType) (*patcher, error) {
 	return p, nil
 }
 
-// apply returns the object that results from applying the patch to current, with updated managed
-// fields. current is nil if the object does not exist, which only happens for server-side apply.
+// apply returns the object that results from applying the patch to current, with updated managed fields. current is
+// nil if the object does not exist, which only happens for server-side apply. Large patches wait for a CPU slot.
 func (p *patcher) apply(current api.Object) (api.Object, error) {
 	if len(p.body) > slotThreshold {
 		done, err := p.cpuSlots.acquire(p.ctx)
@@ -174,7 +175,8 @@ func (p *patcher) writer(manager string) fieldmanager.By {
 	return fieldmanager.By{Resource: p.owner, Subresource: p.subresource, Fields: p.fields, Manager: manager}
 }
 
-// plain applies a JSON patch or a JSON merge patch to the JSON of current, and decodes the result.
+// plain applies a JSON patch or a JSON merge patch to the JSON of current, and decodes the result. It returns an
+// Invalid error if the result is not an object of the kind.
 func (p *patcher) plain(current api.Object) (api.Object, error) {
 	original, err := encode(negotiate.Format{}, current)
 	if err != nil {
@@ -270,8 +272,9 @@ type operation struct {
 	Value any    `json:"value"`
 }
 
-// patchJSON applies a JSON merge patch or a JSON patch to the document original. strictErrs are the
-// duplicate and unknown fields of the patch, if strict is enabled. The error is the error response.
+// patchJSON applies a JSON merge patch or a JSON patch to the document original. strictErrs are the duplicate and
+// unknown fields of the patch, if strict is enabled. err is the error response: 400 for a malformed patch, 413 for
+// too many operations, 422 for a JSON patch that cannot be applied.
 func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) (patched []byte, strictErrs []error, err error) {
 	if kind == types.MergePatchType {
 		if strict.enabled() {
@@ -326,7 +329,8 @@ func applyOperations(patch jsonpatch.Patch, original []byte) (patched []byte, er
 	return patch.Apply(original)
 }
 
-// strategic applies a strategic merge patch to current and decodes the result.
+// strategic applies a strategic merge patch to current and decodes the result. It returns an error response if the
+// patch is malformed or the result cannot be decoded.
 func (p *patcher) strategic(current api.Object) (api.Object, error) {
 	patch := map[string]any{}
 	var strictErrs []error
@@ -431,8 +435,8 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 	return obj, nil
 }
 
-// configuration decodes the applied configuration from YAML or JSON. clean reports whether it is
-// known to contain no duplicate fields.
+// configuration decodes the applied configuration from YAML or JSON. clean reports whether it certainly contains no
+// duplicate fields. It returns a BadRequest error if it cannot be decoded.
 func (p *patcher) configuration() (config *unstructured.Unstructured, clean bool, err error) {
 	content := map[string]any{}
 	if body := bytes.TrimLeft(p.body, " \t\r\n"); len(body) > 0 && body[0] == '{' {
@@ -450,8 +454,9 @@ func (p *patcher) configuration() (config *unstructured.Unstructured, clean bool
 	return &unstructured.Unstructured{Object: content}, false, nil
 }
 
-// normalizeNumbers converts JSON numbers with a zero fraction or an exponent, such as 1.0 and 1e3,
-// to integers in place, as the YAML decoder does. It returns the converted value.
+// normalizeNumbers converts JSON numbers with a zero fraction or an exponent, such as 1.0 and 1e3, to integers in v
+// and everything below it, in place, as the YAML decoder does. Numbers above 2⁵³ remain floats. It returns the
+// converted value.
 func normalizeNumbers(v any) any {
 	const exact = 1 << 53
 	switch v := v.(type) {

@@ -18,8 +18,9 @@ import (
 // reader handles gets, and reads the objects of gets and lists from the store.
 type reader struct{ *call }
 
-// get handles a GET of one object. Without a resourceVersion, the response includes all writes
-// before the request.
+// get handles a GET of one object. Without the parameter resourceVersion, the response includes all writes before the
+// request. With one, it is at least that new; if that version does not exist after revisionTimeout, the response is a
+// Timeout error.
 func (c reader) get() error {
 	format, err := c.format()
 	if err != nil {
@@ -52,8 +53,8 @@ func (c reader) get() error {
 	return c.responder().sendEntry(format, http.StatusOK, entry)
 }
 
-// selectedPage reads the objects that a list request selects. It waits for a CPU slot if evaluating
-// the selectors takes long.
+// selectedPage reads the objects that a list request selects: stored ones, or all for a computed resource. It waits
+// for a CPU slot if evaluating the selectors takes long.
 func (c reader) selectedPage(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
 	done, err := c.waitToSelect(opts)
 	if err != nil {
@@ -78,8 +79,8 @@ func (c reader) waitToSelect(opts *internalversion.ListOptions) (done func(), er
 	return c.cpuSlots.acquire(c.ctx)
 }
 
-// page reads a page of the objects that s selects, at the resource version and from the continue
-// token of opts.
+// page reads a page of the objects that s selects, at the resource version and from the continue token of opts. It
+// returns the error for the client, such as Expired for a version that is compacted.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list
 func (c reader) page(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
@@ -125,8 +126,8 @@ func (c reader) page(opts *internalversion.ListOptions, s selected) (*store.Page
 	return page, nil
 }
 
-// listSoon is Collection.List, but returns ErrTooNew if the requested revision is not reached
-// within revisionTimeout.
+// listSoon lists like Collection.List, but returns store.ErrTooNew if the requested revision is not reached within
+// revisionTimeout.
 func (c reader) listSoon(ctx context.Context, lo store.ListOptions) (*store.Page, error) {
 	if lo.Revision <= 0 {
 		return c.res.Collection.List(ctx, lo)
@@ -141,7 +142,8 @@ func (c reader) listSoon(ctx context.Context, lo store.ListOptions) (*store.Page
 // yet.
 const revisionTimeout = 3 * time.Second
 
-// tooNewOnTimeout returns ErrTooNew if the deadline of soon has caused err, and err otherwise.
+// tooNewOnTimeout returns an error that wraps store.ErrTooNew if err is set and the deadline of soon has passed, and
+// err otherwise.
 func tooNewOnTimeout(soon context.Context, err error) error {
 	if err != nil && errors.Is(soon.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("%w: %w", store.ErrTooNew, err)
@@ -162,8 +164,8 @@ func (c reader) continueExpired(key, prefix string) error {
 	return expired
 }
 
-// tooNew returns the Timeout error for a read at the resource version wanted, which does not exist
-// yet. It asks etcd for the current version, which is part of the error.
+// tooNew returns the Timeout error for a read at the resource version wanted, which does not exist yet. It requests
+// the current version from etcd, which is part of the error, or 0 if etcd does not respond.
 func (c reader) tooNew(wanted int64) error {
 	// The request's deadline may have passed.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), revisionTimeout)

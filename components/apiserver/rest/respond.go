@@ -59,8 +59,8 @@ func (b *buffer) free() {
 // responder encodes and sends objects of the requested resource.
 type responder struct{ *call }
 
-// sendEntry sends the object of an entry in the negotiated format: as the object, its metadata or a
-// table with one row.
+// sendEntry sends the object of an entry in the negotiated format: as the object, its metadata or a table with one
+// row. It returns an error if the object cannot be encoded, or if the client accepts only the metadata of lists.
 func (c responder) sendEntry(format negotiate.Format, code int, e *store.Entry) error {
 	switch format.As {
 	case negotiate.Table:
@@ -131,8 +131,8 @@ func (c responder) jsonOf(e *store.Entry, metadata bool) ([]byte, error) {
 	return c.res.JSON(e)
 }
 
-// sendAPIObject sends an object that is not in the store: the result of a dry run, or a deleted
-// object.
+// sendAPIObject sends an object that is not in the store, such as the result of a dry run or a deleted object, in the
+// negotiated format.
 func (c responder) sendAPIObject(format negotiate.Format, code int, obj api.Object) error {
 	switch format.As {
 	case negotiate.Table:
@@ -148,8 +148,8 @@ func (c responder) sendAPIObject(format negotiate.Format, code int, obj api.Obje
 	return c.SendObject(c.w, c.req, format, code, c.res.Reread(obj))
 }
 
-// sendOutcome sends the result of an action, as an object or as partial metadata. A Status is never
-// converted to partial metadata.
+// sendOutcome sends the result of an action, as an object or as partial metadata. A result without metadata, such as
+// a Status, is always sent as an object.
 func (c responder) sendOutcome(format negotiate.Format, code int, out runtime.Object) error {
 	meta, ok := out.(metav1.Object)
 	switch {
@@ -233,8 +233,8 @@ func (h *Handler) SendObject(w http.ResponseWriter, req *http.Request, format ne
 	return h.write(w, req, format, code, data)
 }
 
-// encode returns obj as JSON or protobuf. If obj has no kind, the result contains the kind of its
-// Go type.
+// encode returns obj as protobuf if format requests it, otherwise as JSON. If obj has no kind, the result contains
+// the kind of its Go type. It returns an error if the type is unknown or has no protobuf form.
 func encode(format negotiate.Format, obj runtime.Object) ([]byte, error) {
 	gvk := obj.GetObjectKind().GroupVersionKind()
 	if gvk.Kind == "" {
@@ -291,8 +291,8 @@ func (h *Handler) write(w http.ResponseWriter, req *http.Request, format negotia
 	return nil
 }
 
-// writeNow is write for data of any size, without deferring. It compresses large responses to
-// remote clients that accept gzip.
+// writeNow does the same as write without deferring data of any size. It compresses large responses to GET requests
+// of remote clients that accept gzip.
 func (h *Handler) writeNow(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, data []byte) error {
 	data, err := h.readable(req.Context(), format, data)
 	if err != nil {
@@ -316,7 +316,8 @@ func (h *Handler) writeNow(w http.ResponseWriter, req *http.Request, format nego
 	return nil
 }
 
-// readable converts data, a JSON response, to YAML or indented JSON if the client has requested that format.
+// readable converts data, a JSON response, to YAML or indented JSON if the client has requested that format, and
+// otherwise returns it unchanged. Large responses wait for a CPU slot.
 func (h *Handler) readable(ctx context.Context, format negotiate.Format, data []byte) ([]byte, error) {
 	indent := format.Media == negotiate.JSON && format.Pretty
 	if format.Media != negotiate.YAML && !indent {
@@ -350,8 +351,7 @@ const compressThreshold = 128 << 10
 // compressor compresses responses. It reuses gzip writers, which are expensive to create.
 type compressor struct{ pool sync.Pool }
 
-// write sends data compressed with gzip. It reports no errors of sending, because they only concern
-// this client.
+// write sends data compressed with gzip. Errors of sending only concern this client, so they are ignored.
 func (p *compressor) write(w http.ResponseWriter, data []byte) error {
 	z, ok := p.pool.Get().(*gzip.Writer)
 	if ok {
@@ -384,8 +384,8 @@ func wantsGzip(req *http.Request) bool {
 	return false
 }
 
-// local reports whether a request came from this host or this process. For those, compression costs
-// more time than it saves.
+// local reports whether a request came from this process or from a loopback address of this host. For those,
+// compression costs more time than it saves.
 func local(req *http.Request) bool {
 	if req.RemoteAddr == "" {
 		return true

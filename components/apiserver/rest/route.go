@@ -14,10 +14,10 @@ import (
 // verb or subresource.
 type router struct{ *call }
 
-// route returns an error if the path of a built-in resource does not exist (404) or does not
-// support the method (405). It runs before the name of the object is validated. Paths with names do
-// not exist for resources that can only be created, nor without the namespace of a namespaced
-// resource. HEAD is only supported by proxies. Custom resources are not checked here.
+// route returns an error if the path of a built-in resource does not exist (404) or does not support the method
+// (405). It runs before the name of the object is validated. Paths with names do not exist for resources that can
+// only be created, nor without the namespace of a namespaced resource. HEAD is only supported by proxies. It returns
+// nil for custom resources.
 func (c router) route() error {
 	if c.res.Custom != nil {
 		return nil
@@ -46,8 +46,8 @@ func (c router) route() error {
 	return nil
 }
 
-// routeSubresource is route for paths of subresources. Subresources that handle HTTP themselves
-// check their paths and methods.
+// routeSubresource is route for paths of subresources. It returns nil for subresources that handle HTTP themselves,
+// which check their paths and methods.
 func (c router) routeSubresource() error {
 	name := c.info.Subresource
 	if c.res.Stream(name) != nil {
@@ -76,8 +76,8 @@ func (c *call) checkPathName() error {
 	return nil
 }
 
-// dispatch handles the request: it calls the reader, lister, creator and so on for the request's
-// verb or subresource.
+// dispatch handles the request: it calls the reader, lister, creator and so on for the request's verb or subresource.
+// It returns an error without having responded if the name is invalid or the verb is not supported.
 func (c router) dispatch() error {
 	if c.info.Verb != "update" { // decodeUpdate checks the name
 		if err := c.checkPathName(); err != nil {
@@ -183,7 +183,8 @@ func (c router) subresource() error {
 	return errNoRoute
 }
 
-// notAllowed returns the error 405 for a verb that the resource does not support.
+// notAllowed returns the error 405 for a verb that the resource does not support, or 400 for a write of a custom
+// resource without a name.
 func (c *call) notAllowed() error {
 	if c.res.Custom != nil {
 		if c.name == "" && (c.info.Verb == "update" || c.info.Verb == "patch") {

@@ -67,8 +67,8 @@ func customScaleRow(obj api.Object) []any {
 // scaler handles requests for the scale subresource of a resource.
 type scaler struct{ *call }
 
-// scale handles a request for the scale subresource, which reads and changes the number of replicas
-// of an object.
+// scale handles a GET, PUT or PATCH of the scale subresource, which reads and changes the number of replicas of an
+// object.
 func (c scaler) scale() error {
 	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Routed: c.res.Custom == nil})
 	if err != nil {
@@ -122,7 +122,8 @@ func (c scaler) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error
 	return as.responder().sendAPIObject(format, http.StatusOK, s)
 }
 
-// scalable returns an error if obj cannot be represented as a Scale.
+// scalable returns an error if obj, a custom resource, has values at the paths of its definition that cannot be
+// represented as a Scale. It returns nil for built-in resources.
 func (c scaler) scalable(obj api.Object) error {
 	if c.res.Scale.Unreadable == nil {
 		return nil
@@ -176,7 +177,7 @@ func fieldPath(names []string) fieldpath.Path {
 	return path
 }
 
-// updateScale handles a PUT of the scale subresource: it sets the replicas of the object.
+// updateScale handles a PUT of the scale subresource: it sets the replicas of the object to those in the body.
 func (c scaler) updateScale(format negotiate.Format) error {
 	opts, err := request.UpdateOptions(c.query)
 	if err != nil {
@@ -240,8 +241,8 @@ func (c scaler) patchScale(format negotiate.Format) error {
 	})
 }
 
-// asScale returns obj as a Scale. It returns the first of errs that is not nil, so that results can
-// be passed directly.
+// asScale returns obj as a Scale, or an error if it has another type. It returns the first of errs that is not nil,
+// so that the results of a call can be passed directly.
 func asScale(obj any, errs ...error) (*autoscalingv1.Scale, error) {
 	for _, err := range errs {
 		if err != nil {
@@ -255,9 +256,9 @@ func asScale(obj any, errs ...error) (*autoscalingv1.Scale, error) {
 	return s, nil
 }
 
-// changeScale calls f with the Scale of the object, and stores the replicas, resource version and
-// managed fields of the Scale that f returns in the object. f is called again after a conflict.
-// uid, unless empty, must be the UID of the object. Admission reviews the Scale, not the object.
+// changeScale calls f with the Scale of the object, stores the replicas, resource version and managed fields of the
+// Scale that f returns in the object, and sends the response. f is called again after a conflict. uid, unless empty,
+// must be the UID of the object. Admission reviews the Scale, not the object.
 func (c scaler) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, uid types.UID, f func(*autoscalingv1.Scale) (*autoscalingv1.Scale, error)) error {
 	way := c.res.Update
 	out, err := c.changer().change(change{

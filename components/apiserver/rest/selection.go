@@ -35,9 +35,9 @@ type selected struct {
 	filtered bool
 }
 
-// selectObjects converts the namespace and the selectors of a request to the fastest way to select
-// the objects: by key, by key prefix, by index, or by evaluating each object. It returns an error
-// for fields that the resource does not support.
+// selectObjects converts the namespace and the selectors of a request to the fastest way to select the objects: by
+// key, by key prefix, by index, or by evaluating each object. It returns a BadRequest error for fields that the
+// resource does not support. Objects that cannot be decoded are not selected by a selector.
 func selectObjects(res *registry.Resource, namespace string, o *internalversion.ListOptions) (selected, error) {
 	var s selected
 	if namespace != "" {
@@ -97,9 +97,9 @@ func selectObjects(res *registry.Resource, namespace string, o *internalversion.
 	return s, nil
 }
 
-// chooseIndex selects an index for the field requirements rs, if one of the fields is indexed. If
-// several are, it uses the field whose name sorts first: for pods, spec.nodeName is more selective
-// than status.phase.
+// chooseIndex selects an index for the field requirements rs, if one of the fields is indexed and must equal a value.
+// If several are, it uses the field whose name sorts first: for pods, spec.nodeName is more selective than
+// status.phase.
 func (s *selected) chooseIndex(res *registry.Resource, rs fields.Requirements) {
 	for _, r := range rs {
 		if res.Direct[r.Field].Indexed && r.Operator != selection.NotEquals && (s.index == "" || r.Field < s.index) {

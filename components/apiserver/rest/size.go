@@ -9,12 +9,12 @@ import (
 	"hyperkube/internal/store"
 )
 
-// checkSize returns the error 413 if obj is a custom resource that etcd will certainly reject because
-// of its size. Managed fields double the size of an object with many small fields, and computing and
-// validating it takes seconds. obj must not have managed fields yet.
+// checkSize returns the error 413 if obj is a custom resource that etcd will certainly reject because of its size.
+// Computing managed fields doubles the size of an object with many small fields and takes seconds, so obj must not
+// have any yet.
 //
-// allOwned means that the writer will own all fields of obj, as the creator of an object does.
-// Objects of small requests are not examined.
+// allOwned means that the writer will own all fields of obj, as the creator of an object does. Objects of small
+// requests, and those of another version than the stored one, are not examined.
 func (c *call) checkSize(obj api.Object, allOwned bool) error {
 	content, ok := obj.(*unstructured.Unstructured)
 	if !ok || c.body == nil || len(c.body.data) <= slotThreshold {

@@ -12,8 +12,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// update handles a PUT of an object, or of a subresource such as status if subresource is set. way
-// defines the fields that may change. Some resources are created if they do not exist.
+// update handles a PUT of an object, or of a subresource such as status if subresource is set. way defines the fields
+// that may change. Some resources are created if they do not exist; for others the response is 404.
 func (c changer) update(subresource string, way *api.Update) error {
 	format, err := c.format()
 	if err != nil {
@@ -84,8 +84,8 @@ func (c changer) mayCreateBy(subresource string) bool {
 	return c.res.AllowCreateOnUpdate && (subresource == "" || subresource == "status")
 }
 
-// decodeUpdate decodes the object in the body of a PUT, sets its defaults, and checks that its name
-// and namespace are those in the path.
+// decodeUpdate decodes the object in the body of a PUT, sets its defaults, and removes duplicate owners. It returns
+// an error if its name or namespace is not that in the path.
 func (c changer) decodeUpdate(body []byte, strict strictness) (api.Object, error) {
 	obj := c.res.New()
 	if err := c.bodyDecoder().decode(body, obj, c.res.GVK(), strict); err != nil {

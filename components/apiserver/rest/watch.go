@@ -37,8 +37,8 @@ const minWatch = 30 * time.Minute
 // or the watch times out.
 type watchServer struct{ *call }
 
-// watch handles a watch request: it checks the options, and sends events until the timeout, the
-// client or the shutdown of the server terminates the watch.
+// watch handles a watch request: it checks the options, and sends events until the timeout, the client or the
+// shutdown of the server terminates the watch. It returns an error if the watch cannot start.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 func (c watchServer) watch() error {
@@ -99,9 +99,9 @@ func seconds(n int64) time.Duration {
 	return time.Duration(min(n, most)) * time.Second
 }
 
-// follow reads the objects that the watch starts with, if the client has requested them, and then
-// sends events until ctx is done or the client disconnects. Errors before the first event are
-// returned.
+// follow reads the objects that the watch starts with, unless the client starts it from a resource version, and then
+// sends events until ctx is done or the client disconnects. It returns errors that occur before the response has
+// started.
 func (c watchServer) follow(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected) error {
 	revision, err := request.ResourceVersion(opts.ResourceVersion)
 	if err != nil {
@@ -143,7 +143,8 @@ func (c watchServer) follow(ctx context.Context, format negotiate.Format, opts *
 	return c.events(ctx, c.newEventWriter(format), opts, s, page, since)
 }
 
-// followSocket is follow for a client that has requested a WebSocket. Each event is one message.
+// followSocket is follow, after it has read the initial objects, for a client that has requested a WebSocket. Each
+// event is one message. It always returns nil.
 func (c watchServer) followSocket(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	websocket.Handler(func(conn *websocket.Conn) {
 		defer func() { _ = conn.Close() }() // the client may have closed it first
@@ -164,8 +165,9 @@ func (c watchServer) followSocket(ctx context.Context, format negotiate.Format, 
 	return nil
 }
 
-// events sends the entries of page (nil for none) as ADDED events and then all changes after the
-// revision since, until the watch is terminated. An expired revision is reported as an ERROR event.
+// events sends the entries of page (nil for none) as ADDED events and then all changes after the revision since,
+// until the watch is terminated. An expired revision is reported as an ERROR event. It returns an error if the watch
+// cannot start for another reason.
 func (c watchServer) events(ctx context.Context, w *eventWriter, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match, Index: s.index, Value: s.value, Narrow: s.direct})
 	if err != nil {
@@ -257,7 +259,8 @@ func (c watchServer) newEventWriter(format negotiate.Format) *eventWriter {
 	return &eventWriter{call: c.call, format: format, flusher: f, headers: true, metrics: c.cfg.Metrics.Watch(c.info), watchdog: newWatchdog(c.w, c.cfg.SlowReader)}
 }
 
-// begin sends the response header, so that the client knows that the watch has started.
+// begin sends the response header, so that the client knows that the watch has started. On a WebSocket it does
+// nothing.
 func (w *eventWriter) begin() {
 	if w.socket != nil {
 		return
@@ -325,9 +328,9 @@ func (w *eventWriter) event(ev *store.Event, match func(*store.Entry) bool) {
 	}
 }
 
-// entry encodes an event with the object of an entry. gone is the revision at which the object was
-// deleted or no longer selected, or zero. If the object cannot be decoded, an ERROR event
-// terminates the watch.
+// entry encodes an event with the object of an entry and adds it to the buffer. gone is the revision at which the
+// object was deleted or no longer selected, or zero. If the object cannot be decoded, an ERROR event terminates the
+// watch.
 func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	if w.failed {
 		return
@@ -345,8 +348,8 @@ func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	}
 }
 
-// append encodes an event and appends it to the buffer. gone is the revision at which the object of
-// e was deleted, or 0 if it was not.
+// append encodes an event and appends it to the buffer. gone is the revision at which the object of e was deleted or
+// no longer selected, or 0. It returns an error if the object cannot be decoded.
 func (w *eventWriter) append(event watch.EventType, e *store.Entry, gone int64) error {
 	revision := e.Revision()
 	if gone != 0 {
@@ -401,8 +404,8 @@ func (w *eventWriter) table(event watch.EventType, rows []tableRow, revision int
 	return nil
 }
 
-// bookmark sends a BOOKMARK event: the client has received all changes up to revision. initialEnd
-// is set for the bookmark after the initial objects of a streaming list.
+// bookmark adds a BOOKMARK event to the buffer: the client has received all changes up to revision. initialEnd is set
+// for the bookmark after the initial objects of a streaming list.
 func (w *eventWriter) bookmark(revision int64, initialEnd bool) {
 	obj := w.res.New()
 	obj.GetObjectKind().SetGroupVersionKind(w.res.GVK())
@@ -442,7 +445,8 @@ func (w *eventWriter) object(event watch.EventType, obj api.Object) {
 	}
 }
 
-// status sends an ERROR event with the Status of err to the client. It is the last event of a watch.
+// status sends an ERROR event with the Status of err to the client, after the buffered events. It is the last event
+// of a watch.
 func (w *eventWriter) status(err error) {
 	s := statusOf(err)
 	data, e := encode(negotiate.Format{Media: w.format.Media}, s)
