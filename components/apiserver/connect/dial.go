@@ -13,9 +13,8 @@ import (
 // DialFunc opens a connection, as net.Dialer.DialContext does.
 type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
-// dialProxyable opens a connection, but only to addresses that proxyable allows. The dialer checks
-// each address after it has resolved the name and immediately before it connects, so the name
-// cannot resolve to another address in between.
+// dialProxyable opens a connection, but only to addresses that proxyable allows. It checks each address after it has
+// resolved the name and immediately before it connects, so the name cannot resolve to another address in between.
 func dialProxyable(ctx context.Context, network, address string) (net.Conn, error) {
 	d := net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)

@@ -35,7 +35,7 @@ type KubeletConfig struct {
 	// AddressTypes are the node address types in order of preference. Nil means Hostname,
 	// InternalDNS, InternalIP, ExternalDNS, ExternalIP.
 	AddressTypes []string
-	// Dial connects to nodes; nil connects to global unicast addresses only.
+	// Dial connects to kubelets. Nil connects to global unicast addresses only.
 	Dial DialFunc
 }
 
@@ -106,8 +106,9 @@ func transport(cfg *tls.Config, dial DialFunc) *http.Transport {
 	}
 }
 
-// kubeletURL returns the https URL of the kubelet on the node with the name, without a path. It
-// returns an error if the node does not exist or has no address of the configured types.
+// kubeletURL returns the https URL of the kubelet on the node with the name, without a path. The port is that in the
+// Node's status, by default 10250. It returns an error if the node does not exist or has no address of the configured
+// types.
 func (k *kubelets) kubeletURL(ctx context.Context, name string) (*url.URL, error) {
 	obj, err := k.get(ctx, "nodes", "", name)
 	if err != nil {
@@ -128,7 +129,7 @@ func (k *kubelets) kubeletURL(ctx context.Context, name string) (*url.URL, error
 	return &url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(port))}, nil
 }
 
-// address returns the address of the first configured type that the node has.
+// address returns the node's address of the first configured type that the node has, or an error if it has none.
 func (k *kubelets) address(node *corev1.Node) (string, error) {
 	for _, t := range k.types {
 		for _, a := range node.Status.Addresses {
@@ -140,8 +141,8 @@ func (k *kubelets) address(node *corev1.Node) (string, error) {
 	return "", fmt.Errorf("no preferred addresses found; known addresses: %v", node.Status.Addresses)
 }
 
-// get returns the latest version of an object of the core group. The object is shared. The error is
-// a Status error, such as NotFound.
+// get returns the latest version of an object of the core group, after all completed writes. The object is shared.
+// The error is a Status error, such as NotFound, if the object cannot be read from the store.
 func (k *kubelets) get(ctx context.Context, resource, namespace, name string) (any, error) {
 	res := k.registry.Lookup(corev1.SchemeGroupVersion.WithResource(resource))
 	if res == nil {
@@ -154,7 +155,7 @@ func (k *kubelets) get(ctx context.Context, resource, namespace, name string) (a
 	return res.Read(entry)
 }
 
-// pod returns a pod, including all previous writes. It returns an API error if the pod does not
+// pod returns the latest version of a pod, after all completed writes. It returns an API error if the pod does not
 // exist.
 func (k *kubelets) pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	obj, err := k.get(ctx, "pods", namespace, name)
@@ -168,9 +169,9 @@ func (k *kubelets) pod(ctx context.Context, namespace, name string) (*corev1.Pod
 	return pod, nil
 }
 
-// container returns the name of the container to which a request refers: wanted if the pod has it,
-// or without wanted the only or default container. It returns a BadRequest error if the name is
-// wrong or ambiguous.
+// container returns the name of the container to which a request refers. It is wanted, if the pod has a container
+// with this name. If wanted is "", it is the only container, or the one in the annotation
+// kubectl.kubernetes.io/default-container. It returns a BadRequest error if the name is wrong or ambiguous.
 func container(wanted string, pod *corev1.Pod) (string, error) {
 	if wanted != "" {
 		if slices.Contains(containerNames(pod), wanted) {

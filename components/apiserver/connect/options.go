@@ -21,7 +21,7 @@ type query struct {
 	err error
 }
 
-// flag returns a boolean parameter, false if it is missing.
+// flag returns a boolean parameter of the query. It is false if the parameter is missing.
 func (q *query) flag(name string) bool { return request.IsTrue(q.Values, name) }
 
 // integer returns an integer parameter, or nil if it is missing. If it is invalid, q.err is set.
@@ -68,8 +68,8 @@ func attachOptions(values url.Values, _ string) (runtime.Object, error) {
 	}, q.err
 }
 
-// portForwardOptions parses the query of a port-forward request. It returns a BadRequest error if a
-// port is invalid.
+// portForwardOptions returns the *PodPortForwardOptions in the query of a port-forward request. It returns a
+// BadRequest error if a port is invalid.
 func portForwardOptions(values url.Values, _ string) (runtime.Object, error) {
 	o := &corev1.PodPortForwardOptions{}
 	for _, v := range values["ports"] {
@@ -108,8 +108,8 @@ func logOptions(values url.Values, _ string) (runtime.Object, error) {
 	return o, nil
 }
 
-// validateLog returns an Invalid error if the options of a log request are invalid or contradict
-// each other. pod is the name of the pod.
+// validateLog returns an Invalid error if the options of a log request are invalid or contradict each other, and nil
+// otherwise. pod is the name of the pod.
 func validateLog(pod string, o *corev1.PodLogOptions) error {
 	var errs field.ErrorList
 	if n := o.TailLines; n != nil && *n < 0 {
@@ -141,20 +141,20 @@ func validateLog(pod string, o *corev1.PodLogOptions) error {
 	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), pod, errs)
 }
 
-// podProxyOptions returns the options for proxying a request to a pod. path is the path in the
+// podProxyOptions returns the options for proxying a request to a pod, for admission plugins. path is the path in the
 // request to the pod.
 func podProxyOptions(_ url.Values, path string) (runtime.Object, error) {
 	return &corev1.PodProxyOptions{Path: path}, nil
 }
 
-// serviceProxyOptions returns the options for proxying a request to a Service. path is the path in
-// the request to the Service.
+// serviceProxyOptions returns the options for proxying a request to a Service, for admission plugins. path is the
+// path in the request to the Service.
 func serviceProxyOptions(_ url.Values, path string) (runtime.Object, error) {
 	return &corev1.ServiceProxyOptions{Path: path}, nil
 }
 
-// nodeProxyOptions returns the options for proxying a request to a kubelet. path is the path in the
-// request to the kubelet.
+// nodeProxyOptions returns the options for proxying a request to a kubelet, for admission plugins. path is the path
+// in the request to the kubelet.
 func nodeProxyOptions(_ url.Values, path string) (runtime.Object, error) {
 	return &corev1.NodeProxyOptions{Path: path}, nil
 }

@@ -28,14 +28,16 @@ import (
 
 // Config is the configuration of Streams, which connect clients with kubelets, pods and Services.
 type Config struct {
-	Registry   *registry.Registry
-	Kubelet    KubeletConfig
+	Registry *registry.Registry
+	Kubelet  KubeletConfig
+	// Authorizer authorizes WebSocket requests for the verb "create". Nil means that they are not checked.
 	Authorizer authorizer.UnconditionalAuthorizer
 	// MaxBytesPerSec limits each connection in each direction. Zero means no limit.
 	MaxBytesPerSec int64
 	// Metrics counts requests for logs. It may be nil.
 	Metrics *metrics.Metrics
-	// Error responds with a Status. It is called if connecting to a kubelet or pod fails.
+	// Error responds with a Status for err. It is called if a request cannot be forwarded to a kubelet, pod or
+	// endpoint.
 	Error func(w http.ResponseWriter, req *http.Request, err error)
 }
 
@@ -74,9 +76,9 @@ func Streams(cfg Config) ([]*registry.Stream, error) {
 	return out, nil
 }
 
-// podURL returns the URL at the pod's kubelet for an operation, path ("exec", …), on a container of
-// the pod. wanted is the container that the client requests, or "" for the default one. It returns
-// a BadRequest error if the pod has no node yet.
+// podURL returns the URL at the pod's kubelet for an operation, path ("exec", …), on a container of the pod. wanted
+// is the container that the client requests, or "" for the default one. It returns an error if the pod or its node
+// does not exist, the container is wrong, or the pod is not assigned to a node.
 func (c *connector) podURL(ctx context.Context, call registry.StreamCall, path, wanted string, query url.Values) (*url.URL, error) {
 	pod, err := c.pod(ctx, call.Namespace, call.Name)
 	if err != nil {
@@ -98,8 +100,8 @@ func (c *connector) podURL(ctx context.Context, call registry.StreamCall, path, 
 	return u, nil
 }
 
-// log responds with the log of a container, which it reads from the kubelet. A pod without a node
-// has no log, which is not an error.
+// log responds with the log of a container, which it reads from the kubelet. For a pod that is not assigned to a node
+// it responds with 204 and no content. It returns an error if the kubelet rejects the request or cannot be reached.
 func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	opts, ok := call.Options.(*corev1.PodLogOptions)
 	if !ok {
@@ -165,8 +167,8 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 	return nil
 }
 
-// backendError converts the error response of a kubelet to a log request to a Status error with the
-// kubelet's message.
+// backendError returns the Status error for an error response of a kubelet to a log request. It contains the first 50
+// KiB of the kubelet's message.
 func backendError(resp *http.Response, call registry.StreamCall) error {
 	const most = 50 * 1024
 	text := "unable to read the body"
@@ -182,8 +184,8 @@ func backendError(resp *http.Response, call registry.StreamCall) error {
 	return apierrors.NewGenericServerResponse(resp.StatusCode, http.MethodGet, schema.GroupResource{Resource: "pods/log"}, call.Name, text, 0, false)
 }
 
-// newFlushWriter returns a writer that sends each write to the client immediately, for logs that
-// are followed.
+// newFlushWriter returns a writer that sends each write to the client immediately, for logs that are followed. It
+// returns w itself if w cannot flush.
 func newFlushWriter(w http.ResponseWriter) io.Writer {
 	if f, ok := w.(http.Flusher); ok {
 		f.Flush()
@@ -205,7 +207,8 @@ func (f flushWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// exec connects the client with the kubelet, which runs the command in a container of the pod.
+// exec connects the client with the kubelet, which runs the command in a container of the pod. It returns an error if
+// the user may not exec over a WebSocket, or the pod, its container or its node does not exist.
 func (c *connector) exec(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	if err := c.mayUpgrade(req); err != nil {
 		return err
@@ -221,8 +224,8 @@ func (c *connector) exec(w http.ResponseWriter, req *http.Request, call registry
 	return c.remoteCommand(w, req, at, utilproxy.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, Tty: o.TTY})
 }
 
-// attach connects the client with the kubelet, which attaches to the main process of a container of
-// the pod.
+// attach connects the client with the kubelet, which attaches to the main process of a container of the pod. It
+// returns an error if the user may not attach over a WebSocket, or the pod, its container or its node does not exist.
 func (c *connector) attach(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	if err := c.mayUpgrade(req); err != nil {
 		return err
@@ -238,9 +241,9 @@ func (c *connector) attach(w http.ResponseWriter, req *http.Request, call regist
 	return c.remoteCommand(w, req, at, utilproxy.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, Tty: o.TTY})
 }
 
-// remoteCommand connects the client's streams of exec or attach with the kubelet at the URL at.
-// SPDY and old WebSocket protocols are forwarded unchanged. WebSocket v5 is translated to SPDY,
-// which every kubelet supports.
+// remoteCommand connects the client's streams of exec or attach with the kubelet at the URL at, until one side closes
+// the connection. SPDY and old WebSocket protocols are forwarded unchanged. WebSocket v5 is translated to SPDY, which
+// every kubelet supports. It always returns nil, because it responds to errors itself.
 func (c *connector) remoteCommand(w http.ResponseWriter, req *http.Request, at *url.URL, opts utilproxy.Options) error {
 	raw := c.upgrade(at, true)
 	translate := utilproxy.NewStreamTranslatorHandler(at, c.verified, c.cfg.MaxBytesPerSec, opts)
@@ -248,8 +251,8 @@ func (c *connector) remoteCommand(w http.ResponseWriter, req *http.Request, at *
 	return nil
 }
 
-// portForward connects the client with the kubelet of the pod, which forwards connections to ports
-// of the pod.
+// portForward connects the client with the kubelet of the pod, which forwards connections to ports of the pod. It
+// returns an error if the user may not do that over a WebSocket, or the pod or its node does not exist.
 func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	if err := c.mayUpgrade(req); err != nil {
 		return err
@@ -280,8 +283,8 @@ func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call r
 	return nil
 }
 
-// upgrade returns a handler that forwards requests to the kubelet at the URL at, including upgraded
-// connections. required means that requests without an upgrade are rejected.
+// upgrade returns a handler that forwards requests to the kubelet at the URL at, including upgraded connections. If
+// required is set, it rejects requests without an upgrade.
 func (c *connector) upgrade(at *url.URL, required bool) *proxy.UpgradeAwareHandler {
 	h := upgradeproxy.NewHandler(at, c.verified, false, required, responder{c.cfg.Error})
 	h.UseLocationHost, h.MaxBytesPerSec = true, c.cfg.MaxBytesPerSec
@@ -297,10 +300,9 @@ type responder struct {
 // Error implements proxy.ErrorResponder. It responds with a Status for err.
 func (r responder) Error(w http.ResponseWriter, req *http.Request, err error) { r.answer(w, req, err) }
 
-// mayUpgrade returns a Forbidden error if the user of a WebSocket request is not authorized for the
-// verb "create". A WebSocket starts with a GET request, for which "get" was authorized, but it may
-// also be used for writing. Call it before the pod and its node are read, so that errors do not
-// reveal them.
+// mayUpgrade returns a Forbidden error if the user of a WebSocket request is not authorized for the verb "create". A
+// WebSocket starts with a GET request, for which "get" was authorized, but it may also be used for writing. It
+// returns nil for other requests. Call it before the pod and its node are read, so that errors do not reveal them.
 func (c *connector) mayUpgrade(req *http.Request) error {
 	if req.Method != http.MethodGet || !wsstream.IsWebSocketRequest(req) || c.cfg.Authorizer == nil {
 		return nil

@@ -24,8 +24,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// splitServiceName splits the name in the path of a Service proxy, "scheme:name:port", of which
-// scheme and port are optional. It returns a BadRequest error if the name is malformed.
+// splitServiceName splits the name in the path of a Service proxy, "scheme:name:port", of which scheme and port are
+// optional and then empty. It returns a BadRequest error if the name is malformed.
 func splitServiceName(id string) (scheme, name, port string, err error) {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(id)
 	if !ok {
@@ -34,8 +34,9 @@ func splitServiceName(id string) (scheme, name, port string, err error) {
 	return scheme, name, port, nil
 }
 
-// podProxy forwards a request for pods/proxy to the IP address of the pod. The port can be a number
-// or the name of a container port; the default is the first container port.
+// podProxy forwards a request for pods/proxy to the IP address of the pod. The port can be a number or the name of a
+// container port; the default is the first container port. It returns an error if the pod does not exist or the API
+// server must not connect to its address.
 func (c *connector) podProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(call.Name)
 	if !ok {
@@ -80,7 +81,8 @@ func (c *connector) podProxy(w http.ResponseWriter, req *http.Request, call regi
 	return c.forward(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
 }
 
-// serviceProxy forwards a request for services/proxy to a random ready endpoint of the Service.
+// serviceProxy forwards a request for services/proxy to a random ready endpoint of the Service. It returns a
+// ServiceUnavailable error if there is none or the Service does not have the port.
 func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	scheme, name, port, err := splitServiceName(call.Name)
 	if err != nil {
@@ -115,8 +117,9 @@ func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call 
 	return c.forward(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
 }
 
-// endpoint returns the host and port of a random ready endpoint for the named port of a Service. It
-// returns a ServiceUnavailable error if there is none.
+// endpoint returns the host and port of a random ready endpoint for the named port of a Service, from its
+// EndpointSlices or, if these contain none, from its Endpoints. Addresses to which the API server must not connect do
+// not count. It returns a ServiceUnavailable error if there is none.
 func (c *connector) endpoint(ctx context.Context, namespace, service, port string) (string, error) {
 	none := apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", service))
 	res := c.registry.Lookup(discoveryv1.SchemeGroupVersion.WithResource("endpointslices"))
@@ -161,9 +164,9 @@ func (c *connector) endpoint(ctx context.Context, namespace, service, port strin
 	return hosts[rand.IntN(len(hosts))], nil
 }
 
-// endpointsFallback returns the ready addresses (host:port) for the named port of a Service from its Endpoints object,
-// if no EndpointSlice contains one: another controller writes the Endpoints, possibly earlier. It returns none if
-// there is no such object.
+// endpointsFallback returns the ready addresses (host:port) for the named port of a Service from its Endpoints
+// object. It is used if no EndpointSlice contains one, because another controller writes the Endpoints, possibly
+// earlier. It returns none if there is no such object.
 func (c *connector) endpointsFallback(ctx context.Context, namespace, service, port string) ([]string, error) {
 	obj, err := c.get(ctx, "endpoints", namespace, service)
 	if apierrors.IsNotFound(err) {
@@ -192,8 +195,8 @@ func (c *connector) endpointsFallback(ctx context.Context, namespace, service, p
 	return hosts, nil
 }
 
-// nodeProxy forwards a request for nodes/proxy to the kubelet of the node, or to another port of
-// the node.
+// nodeProxy forwards a request for nodes/proxy to the kubelet of the node, with the client certificate of the API
+// server, or to another port of the node, without the certificate.
 func (c *connector) nodeProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(call.Name)
 	if !ok {
@@ -221,9 +224,10 @@ func checkAddress(host string) error {
 	return proxyable(addr)
 }
 
-// forward forwards a request of one of the proxy subresources to the URL at, and the response to
-// the client. It rewrites links in HTML so that they refer to the proxy. kubelet is set if the
-// destination is a kubelet, which gets the client certificate of the API server.
+// forward forwards a request of one of the proxy subresources to the URL at, and the response to the client. A GET
+// request for the proxy itself without a trailing slash is redirected to the path with the slash. Links in HTML are
+// rewritten so that they refer to the proxy. kubelet is set if the destination is a kubelet, which gets the client
+// certificate of the API server.
 func (c *connector) forward(w http.ResponseWriter, req *http.Request, at *url.URL, call registry.StreamCall, kubelet bool) error {
 	if call.Path == "" && !strings.HasSuffix(req.URL.Path, "/") && (req.Method == http.MethodGet || req.Method == http.MethodHead) && !httpstream.IsUpgradeRequest(req) {
 		// Relative links of the page need the trailing slash.

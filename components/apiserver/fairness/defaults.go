@@ -17,14 +17,15 @@ type DefaultsReconciler struct {
 	Informers informers.SharedInformerFactory
 	// Reconcile writes objects that are missing or changed.
 	Reconcile func(ctx context.Context) error
-	Log       *slog.Logger
+	// Log receives warnings about failures. It must not be nil.
+	Log *slog.Logger
 }
 
 // retryInterval is the delay before Reconcile is called again after a failure.
 const retryInterval = 10 * time.Second
 
-// Run calls Reconcile after changes, and again after failures, until ctx is canceled. It returns an
-// error only if the informers have stopped.
+// Run calls Reconcile for the existing objects, after changes, and 10 seconds after failures, until ctx is canceled.
+// It returns an error only if the informers have stopped.
 func (k *DefaultsReconciler) Run(ctx context.Context) error {
 	changed := make(chan struct{}, 1)
 	mark := func() {

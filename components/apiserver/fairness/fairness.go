@@ -46,7 +46,7 @@ type Config struct {
 	Informers informers.SharedInformerFactory
 	// Client updates the status of FlowSchemas.
 	Client flowcontrolclient.FlowcontrolV1Interface
-	// Seats is the total number of concurrent requests of all levels.
+	// Seats is the maximum number of concurrent requests of all priority levels together.
 	Seats int
 	// Stats returns the number of a resource's objects and their approximate size in bytes, or
 	// false if unknown. It may be nil.
@@ -54,7 +54,8 @@ type Config struct {
 	// Queued, unless nil, is called when a request enters (waits is true) or leaves a queue.
 	// readOnly is set for GET requests.
 	Queued func(readOnly, waits bool)
-	Log    *slog.Logger
+	// Log receives warnings about invalid objects. Nil means slog's default.
+	Log *slog.Logger
 }
 
 // Limiter limits concurrent requests with API Priority and Fairness. It is safe for concurrent use.
@@ -62,8 +63,9 @@ type Limiter struct {
 	cfg      Config
 	control  flowcontrol.Interface
 	estimate flowrequest.WorkEstimatorFunc
-	dropped  flowcontrol.DroppedRequestsTracker
-	debug    http.Handler
+	// dropped computes after how many seconds rejected clients should retry.
+	dropped flowcontrol.DroppedRequestsTracker
+	debug   http.Handler
 	// reading and mutating are called when a request of that kind enters or leaves a queue.
 	reading, mutating fairqueuing.QueueNoteFn
 }
@@ -96,12 +98,11 @@ func New(cfg Config) (*Limiter, error) {
 	return l, nil
 }
 
-// Debug returns the handler of the debug pages below DebugPath, which show priority levels, queues
-// and requests.
+// Debug returns the handler of the debug pages below DebugPath, which show priority levels, queues and requests.
 func (l *Limiter) Debug() http.Handler { return l.debug }
 
-// Run applies the FlowSchemas and PriorityLevelConfigurations of the cluster whenever they change,
-// until ctx is canceled.
+// Run applies the FlowSchemas and PriorityLevelConfigurations of the cluster whenever they change, until ctx is
+// canceled. It returns an error if the informers do not sync.
 func (l *Limiter) Run(ctx context.Context) error {
 	if err := l.control.Run(ctx.Done()); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("priority and fairness: %w", err)
@@ -109,8 +110,8 @@ func (l *Limiter) Run(ctx context.Context) error {
 	return nil
 }
 
-// stats returns the number and average size of a resource's objects, from which the seats of a list
-// are estimated. name is like "deployments.apps".
+// stats returns the number and average size of a resource's objects, from which the seats of a list are estimated.
+// name is like "deployments.apps". It returns an error if they are unknown.
 func (l *Limiter) stats(name string) (storage.Stats, error) {
 	if l.cfg.Stats == nil {
 		return storage.Stats{}, flowrequest.ObjectCountNotFoundErr
@@ -135,9 +136,9 @@ type ticket struct {
 	served bool
 }
 
-// Serve calls next when the request is dispatched, and otherwise responds with 429. Long-running
-// requests are not limited, except watches, which occupy seats until they have sent their initial
-// events (they call flowcontrol.WatchInitialized).
+// Serve calls next when the request has been assigned its seats, and responds with 429 if it was queued for too long
+// or the queues are full. Long-running requests are not limited, except watches, which occupy seats until they have
+// sent their initial events (they call flowcontrol.WatchInitialized).
 func (l *Limiter) Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler) {
 	watch := info.Verb == "watch"
 	if !watch && request.LongRunning(info) {
@@ -161,8 +162,8 @@ func (l *Limiter) Serve(w http.ResponseWriter, req *http.Request, info *apireque
 	TooMany(w, l.dropped.GetRetryAfter(t.level.Name))
 }
 
-// queueNote returns the function that is called when the request enters or leaves a queue, for
-// metrics.
+// queueNote returns the function that is called when the request enters or leaves a queue, for metrics: that for
+// reading requests if the method is GET, otherwise that for mutating ones.
 func (l *Limiter) queueNote(req *http.Request) fairqueuing.QueueNoteFn {
 	if req.Method == http.MethodGet {
 		return l.reading
@@ -182,8 +183,8 @@ func TooMany(w http.ResponseWriter, after int64) {
 // defaultQueueTimeout is the maximum time in a queue for requests without a deadline.
 const defaultQueueTimeout = 15 * time.Second
 
-// withQueueTimeout returns a context that is done when a request has been queued for too long: for
-// a quarter of the time until its deadline, or for defaultQueueTimeout, but at most a minute.
+// withQueueTimeout returns a context that is done when a request has been queued for too long: after a quarter of the
+// time until its deadline, or after defaultQueueTimeout if it has no deadline, but at most after a minute.
 func withQueueTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	patience := defaultQueueTimeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -224,8 +225,9 @@ func (t *ticket) serve() {
 	t.next.ServeHTTP(t.w, t.req)
 }
 
-// watch serves a watch in the caller's goroutine as soon as it gets its seats. Another goroutine
-// occupies the seats until the watch has sent its initial events.
+// watch serves a watch in the caller's goroutine as soon as it gets its seats. Another goroutine occupies the seats
+// until the watch has sent its initial events or ended. It returns without serving if the watch is rejected, and
+// repeats a panic of the other goroutine.
 func (t *ticket) watch(digest flowcontrol.RequestDigest) {
 	begun := flowcontrol.NewInitializationSignal()
 	start := make(chan struct{})

@@ -30,8 +30,8 @@ func NewPlain(reading, writing int) *Plain {
 	return p
 }
 
-// Serve calls next, or responds with 429 if too many requests are in progress. Long-running
-// requests and those of system:masters are not rejected.
+// Serve calls next, or responds with 429 if too many requests of the same kind, reading or writing, are in progress.
+// Long-running requests and those of system:masters are not rejected.
 func (p *Plain) Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler) {
 	seats := p.writing
 	switch info.Verb {

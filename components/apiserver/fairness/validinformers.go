@@ -66,8 +66,8 @@ type validLister struct {
 	logged map[types.UID]string // resource versions of invalid levels that were already logged, guarded by mu
 }
 
-// List implements listersv1.PriorityLevelConfigurationLister. It omits invalid levels and logs each
-// invalid version of a level once.
+// List implements listersv1.PriorityLevelConfigurationLister. It omits invalid levels and logs each invalid version
+// of a level once, as a warning.
 func (s *validLister) List(selector labels.Selector) ([]*flowcontrolv1.PriorityLevelConfiguration, error) {
 	list, err := s.PriorityLevelConfigurationLister.List(selector)
 	if err != nil {

@@ -16,13 +16,14 @@ import (
 	"hyperkube/components/apiserver/rest"
 )
 
-// authorize returns nil if the user u is authorized for the request, and otherwise the error with which the chain
-// responds. began is the time at which authorization started, for metrics.
+// authorize returns nil if the user u is authorized for the request, and otherwise a Forbidden error or the error of
+// the authorizer, with which the chain responds. began is the time at which authorization started, for metrics.
 func (c *Chain) authorize(ctx context.Context, info *apirequest.RequestInfo, u user.Info, began time.Time) error {
 	return c.decide(ctx, attributesOf(info, u), began)
 }
 
-// attributesOf returns the authorizer attributes of a request.
+// attributesOf returns the authorizer attributes of a request of the user u. Selectors that cannot be parsed are
+// recorded as errors in the attributes.
 func attributesOf(info *apirequest.RequestInfo, u user.Info) *authorizer.AttributesRecord {
 	a := &authorizer.AttributesRecord{
 		User:            u,
@@ -59,8 +60,8 @@ const (
 	reasonKey   = "authorization.k8s.io/reason"
 )
 
-// decide asks the authorizer about a. It returns nil if the request is allowed, and otherwise the error with which the
-// chain responds. It adds the decision to the audit event and to the metrics.
+// decide requests a decision about a from the authorizer. It returns nil if the request is allowed, a Forbidden error
+// if not, and an internal error if the authorizer failed. It adds the decision to the audit event and to the metrics.
 func (c *Chain) decide(ctx context.Context, a authorizer.Attributes, began time.Time) error {
 	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
 	took := time.Since(began)

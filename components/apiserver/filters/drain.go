@@ -16,10 +16,10 @@ const (
 	drainTime  = 10 * time.Second
 )
 
-// drain discards the unread part of the request body, within limits, after an error response over
-// HTTP/1. Otherwise a client that sends its complete body before it reads would not see the
-// response, because closing a connection with unread data resets it. Package h2 handles this for
-// HTTP/2.
+// drain discards the unread part of the request body after an error response over HTTP/1, up to maxDrained bytes and
+// for drainTime. Otherwise a client that sends its complete body before it reads would not see the response, because
+// closing a connection with unread data resets it. It does nothing for small bodies, which net/http discards, and for
+// clients that wait for "100 Continue". Package h2 handles this for HTTP/2.
 func drain(w *writer, req *http.Request) {
 	if req.ProtoMajor != 1 || w.code < http.StatusBadRequest || w.hijacked || req.Body == nil ||
 		req.ContentLength >= 0 && req.ContentLength <= serverDrains {

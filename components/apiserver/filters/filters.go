@@ -39,7 +39,7 @@ type Config struct {
 	// them. Authenticator finds them in the context.
 	Audiences authenticator.Audiences
 	Metrics   *metrics.Metrics
-	// Timeout of requests that are not long-running. Zero means one minute.
+	// Timeout is the maximum duration of requests that are not long-running. Zero means one minute.
 	Timeout time.Duration
 	// Limiter limits concurrent requests. Nil means no limit.
 	Limiter Limiter
@@ -49,7 +49,8 @@ type Config struct {
 	Guard Guard
 	// Error responds to a request with the Status for err.
 	Error func(w http.ResponseWriter, req *http.Request, err error)
-	Log   *slog.Logger
+	// Log receives messages about panics and failed authentication. Nil means slog's default.
+	Log *slog.Logger
 }
 
 // Limiter limits concurrent requests. Serve calls next, immediately or later, or responds with 429.
@@ -78,7 +79,7 @@ type Chain struct {
 	userLimits             userLimits
 }
 
-// New validates cfg and returns a chain that passes requests to next.
+// New validates cfg, applies defaults and returns a chain that passes allowed requests to next.
 func New(cfg Config, next http.Handler) (*Chain, error) {
 	if cfg.Authenticator == nil || cfg.Authorizer == nil || cfg.Metrics == nil || cfg.Error == nil {
 		return nil, errors.New("the filter chain requires an authenticator, an authorizer, metrics and an error writer")
@@ -105,8 +106,9 @@ func WithInProcessUser(ctx context.Context, u user.Info) context.Context {
 	return context.WithValue(ctx, inProcessUser{}, u)
 }
 
-// ServeHTTP parses and authenticates the request, sets its deadline, and continues with auditing,
-// impersonation, limits and authorization. Each step responds itself if it rejects the request.
+// ServeHTTP parses and authenticates the request, sets its deadline unless it is long-running, and continues with
+// auditing, impersonation, limits and authorization. Each step responds itself if it rejects the request. It recovers
+// from panics of the handler.
 func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	start := time.Now()
 	w := &writer{ResponseWriter: rw}
@@ -200,8 +202,9 @@ func (u withoutAuditContext) Value(key any) any {
 	return v
 }
 
-// timeout returns the timeout of a request that is not long-running: the client's query parameter,
-// up to the server's limit. It returns a BadRequest error if the parameter is invalid.
+// timeout returns the timeout of a request that is not long-running: the client's query parameter timeout, up to the
+// server's limit, or the limit if the parameter is missing or not positive. It returns a BadRequest error if the
+// parameter is not a duration.
 func (c *Chain) timeout(query url.Values) (time.Duration, error) {
 	s := query.Get("timeout")
 	if s == "" {
@@ -225,8 +228,8 @@ func clearDeadlines(w *writer) {
 	_ = rc.SetWriteDeadline(time.Time{}) // see above
 }
 
-// refuse responds with err to a request whose authentication failed or that is invalid, and records the rejection with
-// message in the audit log. start is the time at which the request arrived.
+// refuse responds with err to a request whose authentication failed or whose timeout is invalid, and records the
+// rejection with message in the audit log. start is the time at which the request arrived.
 func (c *Chain) refuse(w http.ResponseWriter, req *http.Request, start time.Time, message string, err error) {
 	if c.cfg.Auditor == nil {
 		c.cfg.Error(w, req, err)
@@ -248,9 +251,9 @@ func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
 	c.serveEffectiveUser(w, req)
 }
 
-// serveEffectiveUser handles a request after impersonation. It reads the request body, waits for
-// seats of API Priority and Fairness, and then calls serveLimited. A deferred response is sent
-// after the seats are released.
+// serveEffectiveUser handles a request after impersonation. It reads the request body, unless the request is from
+// this process, waits for seats of API Priority and Fairness, and then calls serveLimited. A deferred response is
+// sent after the seats are released. Without a Limiter it only calls serveLimited.
 func (c *Chain) serveEffectiveUser(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	u, _ := apirequest.UserFrom(ctx)
@@ -294,8 +297,8 @@ func ownWriter(w http.ResponseWriter) *writer {
 	}
 }
 
-// serveLimited authorizes a request that has its seats, and calls the next handler. The Limiter
-// calls it.
+// serveLimited authorizes a request that has its seats, and calls the next handler. The Limiter calls it. It responds
+// with 403 if the request is not allowed.
 func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	own := ownWriter(w)
@@ -320,9 +323,9 @@ func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 // errNoCredentials means that a request has no credentials and anonymous requests are not allowed.
 var errNoCredentials = errors.New("no credentials")
 
-// authenticate returns the user of a request and removes the bearer token from it, so that neither
-// aggregated servers nor logs contain the token. It returns an error if there are no or wrong
-// credentials.
+// authenticate returns the user of a request and removes the header Authorization, so that neither aggregated servers
+// nor logs contain the token. It returns an error if there are no or wrong credentials. The user of an in-process
+// request is in ctx.
 func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info, error) {
 	if u, ok := ctx.Value(inProcessUser{}).(user.Info); ok {
 		return u, nil
@@ -351,8 +354,9 @@ func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info,
 	return resp.User, nil
 }
 
-// recover handles a panic of the handler, so that one request cannot crash the server: it logs the
-// panic and responds with 500 if the response has not started. It must be deferred directly.
+// recover handles a panic of the handler, so that one request cannot crash the server: it logs the panic and responds
+// with 500 if the response has not started. It repeats http.ErrAbortHandler, with which handlers abort a response. It
+// must be deferred directly.
 func (c *Chain) recover(w *writer, req *http.Request) {
 	v := recover()
 	if v == nil {
@@ -368,7 +372,8 @@ func (c *Chain) recover(w *writer, req *http.Request) {
 	}
 }
 
-// auditID returns the audit ID that the client has sent, if it is valid, or a new one.
+// auditID returns the audit ID that the client has sent, if it has at most 64 characters and no line breaks, or a new
+// one.
 func auditID(req *http.Request) string {
 	if id := req.Header.Get("Audit-ID"); id != "" && len(id) <= 64 && !strings.ContainsAny(id, "\r\n") {
 		return id

@@ -49,8 +49,9 @@ func NewGuard(origins, directives []string, goAway float64) (Guard, error) {
 // on reports whether any setting of the Guard is configured, so that responses must be changed or connections closed.
 func (g *Guard) on() bool { return g.GoAway > 0 || g.TransportSecurity != "" || len(g.Origins) > 0 }
 
-// apply sets the configured response headers. It returns true if it has also sent the response,
-// which it does for CORS preflight requests.
+// apply sets the configured response headers: HSTS always, CORS if the origin of the request is allowed, and for a
+// random fraction of HTTP/2 requests the one that closes the connection. It returns true if it has also sent the
+// response, which it does for CORS preflight requests.
 func (g *Guard) apply(w http.ResponseWriter, req *http.Request) bool {
 	h := w.Header()
 	if g.TransportSecurity != "" {
@@ -82,8 +83,8 @@ func (g *Guard) apply(w http.ResponseWriter, req *http.Request) bool {
 	return false
 }
 
-// authenticationMethods returns a text for the audit log that lists the kinds of credentials of a
-// request whose authentication failed.
+// authenticationMethods returns a text for the audit log that lists the kinds of credentials in a request whose
+// authentication failed.
 func authenticationMethods(req *http.Request) string {
 	var means []string
 	if _, _, ok := req.BasicAuth(); ok {

@@ -37,12 +37,11 @@ func impersonates(h http.Header) bool {
 	return false
 }
 
-// serveAs handles a request with impersonation headers: it continues as the impersonated user if
-// the sender is allowed to impersonate it, either for this kind of request in one of the
-// constrained modes, or for all requests. Otherwise it responds with 403.
+// serveAs handles a request with impersonation headers: it continues as the impersonated user if the sender is
+// allowed to impersonate it, either for this kind of request in one of the constrained modes, or for all requests.
+// Otherwise it responds with 403, or with 400 if the headers contain no user name.
 //
-// https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/
-// https://kep.k8s.io/5284
+// https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/ https://kep.k8s.io/5284
 func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	wanted, err := impersonatedUser(req.Header)
@@ -142,9 +141,9 @@ func (m mode) verb() string {
 // label returns the value of the metric label for the mode.
 func (m mode) label() string { return cmp.Or(m.name, "legacy") }
 
-// impersonatedUser returns the user in the impersonation headers, or nil if there is none, and
-// removes the headers, so that no later handler sees them. It returns a BadRequest error for
-// attributes without a user name.
+// impersonatedUser returns the user in the impersonation headers and removes the headers, so that no later handler
+// sees them. It returns nil if the headers contain no attributes at all, and a BadRequest error for attributes
+// without a user name.
 func impersonatedUser(h http.Header) (*user.DefaultInfo, error) {
 	u := &user.DefaultInfo{
 		Name: h.Get(authenticationv1.ImpersonateUserHeader), UID: h.Get(authenticationv1.ImpersonateUIDHeader),
@@ -178,9 +177,9 @@ func impersonatedUser(h http.Header) (*user.DefaultInfo, error) {
 	return u, nil
 }
 
-// impersonate returns the user wanted, with the groups that it has implicitly, if the sender of the
-// request has the permissions for all its attributes that the mode requires. Otherwise it returns a
-// Forbidden error.
+// impersonate returns the user wanted, with the groups that it has implicitly, if the sender of the request has the
+// permissions for all its attributes that the mode requires. In constrained modes the sender also needs permission
+// for the request itself. Otherwise it returns a Forbidden error.
 func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.AttributesRecord, wanted *user.DefaultInfo) (*user.DefaultInfo, error) {
 	sender := request.User
 	if m.name == "associated-node" {
@@ -313,8 +312,8 @@ func checkExtra(m mode, a authorizer.AttributesRecord, extra map[string][]string
 	return nil
 }
 
-// validExtra returns an error if constrained modes do not allow the key or the values of an extra
-// attribute.
+// validExtra returns an error if constrained modes do not allow the key or the values of an extra attribute: empty
+// ones, and keys that are not lowercase paths with a domain.
 func validExtra(key string, values []string) error {
 	switch {
 	case key == "":

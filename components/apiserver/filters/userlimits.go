@@ -87,7 +87,8 @@ func (tooManyBodies) Error() string { return "too many bodies are waited for" }
 // readAhead reads the body of a write request before the request waits for API Priority and Fairness seats, so that
 // slow clients do not occupy seats. The body counts against the user's limits until the caller calls begun, when the
 // request has its seats. Further calls of begun have no effect. If the limits are exceeded, readAhead responds with
-// 429 and returns false. It does not read ahead large bodies and bodies of unauthenticated users.
+// 429 and returns false. It does not read ahead bodies above maxBody, of unauthenticated users, and of requests for
+// other paths than resources.
 func (s *userLimits) readAhead(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info) (begun func(), ok bool) {
 	if req.Body == nil || req.Body == http.NoBody || req.ContentLength == 0 || req.ContentLength > maxBody ||
 		!info.IsResourceRequest || request.LongRunning(info) || slices.Contains(u.GetGroups(), user.AllUnauthenticated) {
@@ -136,8 +137,8 @@ func (s *userLimits) readAhead(w http.ResponseWriter, req *http.Request, info *a
 	return begun, true
 }
 
-// send calls send, which writes the response to a user. If that takes longer than slowAfter, the
-// response counts as slow. If the user has too many slow responses, the oldest ones are aborted.
+// send calls the function send, which writes the response to the user with the name. If that takes longer than
+// slowAfter, the response counts as slow. If the user then has too many slow responses, the oldest ones are aborted.
 // private is the number of bytes of memory that only this response uses.
 func (s *userLimits) send(w http.ResponseWriter, name string, private int, send func()) {
 	a := &slowResponse{private: private, cut: func() {

@@ -22,13 +22,15 @@ type warnings struct {
 	header  http.Header
 	added   []addedWarning
 	written int
+	// cutting means that the total size has been exceeded, so that each warning is truncated.
 	cutting bool
 }
 
 type addedWarning struct{ agent, text string }
 
-// AddWarning adds a warning to the response header. It has no effect after the header has been
-// sent. Long warnings are truncated if their total size exceeds the limit.
+// AddWarning adds a warning to the response header, unless text is empty or was added before. It has no effect after
+// the header has been sent. When the total size would exceed the limit, all warnings are truncated; then further ones
+// are dropped.
 func (r *warnings) AddWarning(agent, text string) {
 	if text == "" {
 		return

@@ -25,6 +25,7 @@ type writer struct {
 	// which the chain calls after the seats are released.
 	canDefer     bool
 	deferredSend func()
+	// privateBytes is the memory that only the deferred response uses.
 	privateBytes int
 	// entered is when the request entered its current stage, audit or the limiter.
 	entered time.Time
@@ -43,8 +44,7 @@ func (w *writer) Later(private int, send func()) {
 	w.privateBytes, w.deferredSend = private, send
 }
 
-// WriteHeader implements http.ResponseWriter. It records the status for metrics and the audit
-// event.
+// WriteHeader implements http.ResponseWriter. It records the first final status, for metrics.
 func (w *writer) WriteHeader(code int) {
 	if w.code == 0 && code >= http.StatusOK {
 		w.begin(code)
@@ -82,8 +82,8 @@ func (w *writer) Flush() {
 	}
 }
 
-// Hijack implements http.Hijacker. The connection loses no written data when it is closed (see
-// gracefulclose).
+// Hijack implements http.Hijacker. It records the status 101. Data that was written to the connection is not lost
+// when it is closed (see gracefulclose). It returns an error if the wrapped writer cannot be hijacked.
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h, ok := w.ResponseWriter.(http.Hijacker)
 	if !ok {

@@ -18,10 +18,10 @@ type Body struct {
 	rest     io.Closer
 }
 
-// ReadBody reads the body of req into memory and replaces it by a Body. It stops at the end of the
-// body, at an error, or after limit plus one bytes; the Body then continues to read from the
-// connection. ReadBody calls grow with the total number of bytes before it allocates more memory,
-// and returns the error of grow.
+// ReadBody reads the body of req into memory and replaces it by a Body. It stops at the end of the body, at an error,
+// which it keeps in Body.Err, or after limit plus one bytes; the Body then continues to read from the connection.
+// ReadBody calls grow with the total number of bytes before it allocates more memory. It returns only the error of
+// grow.
 func ReadBody(req *http.Request, limit int64, grow func(int) error) error {
 	const first = 16 << 10
 	size := req.ContentLength // negative if unknown

@@ -19,9 +19,9 @@ type continueToken struct {
 
 const continueVersion = "meta.k8s.io/v1"
 
-// EncodeContinue returns the continue token for the page that starts at key, at a revision. A
-// negative revision means the latest. The token contains key without prefix, the key prefix that
-// the request selects. It returns an error if key does not start with it.
+// EncodeContinue returns the continue token for the page that starts at key, at a revision; -1 means the latest. The
+// token contains key without prefix, the key prefix that the request selects. It returns an error if key does not
+// start with it.
 func EncodeContinue(key, prefix string, revision int64) (string, error) {
 	start, ok := strings.CutPrefix(key, prefix)
 	if !ok {

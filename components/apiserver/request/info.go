@@ -24,9 +24,10 @@ var ErrPath = errors.New("unable to determine kind and namespace from url")
 // name is a resource in the namespace.
 var namespaceViews = map[string]bool{"status": true, "finalize": true}
 
-// Parse returns the RequestInfo for the method, path and query of a request. Paths outside of API
-// resources are not an error; their RequestInfo has IsResourceRequest false. With the error
-// ErrPath, the result contains what could be parsed.
+// Parse returns the RequestInfo for the method, path and query of a request. A GET without a name is a list or, with
+// the parameter watch, a watch; a DELETE without a name deletes a collection. Paths outside of API resources are not
+// an error; their RequestInfo has IsResourceRequest false. With the error ErrPath, the result contains what could be
+// parsed.
 func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo, error) {
 	info := &apirequest.RequestInfo{Path: u.Path, Verb: strings.ToLower(method)}
 	parts := split(u.Path)
@@ -122,8 +123,8 @@ func split(p string) []string {
 	return strings.Split(p, "/")
 }
 
-// selectedName returns the name that a field selector requires by metadata.name, or "" if it
-// requires none. With the name in RequestInfo, a role can grant "list" of a single object.
+// selectedName returns the name that a field selector requires by metadata.name, or "" if it requires none, or is
+// invalid. With the name in RequestInfo, a role can grant "list" of a single object.
 func selectedName(selector string) string {
 	if !strings.Contains(selector, "metadata.name") {
 		return ""
@@ -153,8 +154,8 @@ func IsTrue(query url.Values, name string) bool {
 	return true
 }
 
-// LongRunning reports whether a request has no deadline because it may take arbitrarily long:
-// watches, streams such as exec and logs, proxies and profiles.
+// LongRunning reports whether a request has no deadline because it may take arbitrarily long: watches, streams such
+// as exec and logs, proxied requests and profiles.
 func LongRunning(info *apirequest.RequestInfo) bool {
 	if !info.IsResourceRequest {
 		return strings.HasPrefix(info.Path, "/debug/pprof/")

@@ -11,10 +11,9 @@ type Sender interface {
 	Later(private int, send func())
 }
 
-// SendLater calls send when the request's API Priority and Fairness seats are released: encoding a
-// response needs seats, but waiting for a slow client must not occupy them. private is the number
-// of bytes of memory that only this response uses. If w does not support this, send is called
-// immediately.
+// SendLater calls send, which writes a response, when the request's API Priority and Fairness seats are released:
+// encoding a response needs seats, but waiting for a slow client must not occupy them. private is the number of bytes
+// of memory that only this response uses. If w does not support this, send is called immediately.
 func SendLater(w http.ResponseWriter, private int, send func()) {
 	for {
 		if s, ok := w.(Sender); ok {

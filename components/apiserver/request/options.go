@@ -68,8 +68,8 @@ func CheckListOptions(o *internalversion.ListOptions) error {
 	return nil
 }
 
-// integer parses a query parameter. It returns 0 if the parameter is missing, and a BadRequest
-// error if it is not a number.
+// integer parses a query parameter. It returns 0 if the parameter is missing or empty, and a BadRequest error if it
+// is not a number.
 func integer(query url.Values, name string) (int64, error) {
 	s := query.Get(name)
 	if s == "" {
@@ -82,7 +82,8 @@ func integer(query url.Values, name string) (int64, error) {
 	return n, nil
 }
 
-// CreateOptions parses and validates the query of a create request.
+// CreateOptions parses and validates the query of a create request. It returns an Invalid error (422) for invalid
+// options.
 func CreateOptions(query url.Values) (*metav1.CreateOptions, error) {
 	o := &metav1.CreateOptions{
 		DryRun:          query["dryRun"],
@@ -94,7 +95,8 @@ func CreateOptions(query url.Values) (*metav1.CreateOptions, error) {
 	return o, invalid("CreateOptions", errs)
 }
 
-// UpdateOptions parses and validates the query of an update request.
+// UpdateOptions parses and validates the query of an update request. It returns an Invalid error (422) for invalid
+// options.
 func UpdateOptions(query url.Values) (*metav1.UpdateOptions, error) {
 	o := &metav1.UpdateOptions{
 		DryRun:          query["dryRun"],
@@ -106,8 +108,8 @@ func UpdateOptions(query url.Values) (*metav1.UpdateOptions, error) {
 	return o, invalid("UpdateOptions", errs)
 }
 
-// PatchOptions parses and validates the query of a patch request. patch is the type of the patch,
-// because some options are only allowed for server-side apply.
+// PatchOptions parses and validates the query of a patch request. patch is the type of the patch, because some
+// options are only allowed for server-side apply. It returns an Invalid error (422) for invalid options.
 func PatchOptions(query url.Values, patch types.PatchType) (*metav1.PatchOptions, error) {
 	o := &metav1.PatchOptions{
 		DryRun:          query["dryRun"],
@@ -123,8 +125,8 @@ func PatchOptions(query url.Values, patch types.PatchType) (*metav1.PatchOptions
 	return o, invalid("PatchOptions", errs)
 }
 
-// DeleteOptions parses the query of a delete request that has no body, including preconditions. The
-// caller must validate the result with CheckDeleteOptions.
+// DeleteOptions parses the query of a delete request that has no body, including preconditions. It returns a
+// BadRequest error for an invalid number. The caller must validate the result with CheckDeleteOptions.
 func DeleteOptions(query url.Values) (*metav1.DeleteOptions, error) {
 	o := &metav1.DeleteOptions{DryRun: query["dryRun"]}
 	if _, ok := query["gracePeriodSeconds"]; ok {

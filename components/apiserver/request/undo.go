@@ -12,10 +12,10 @@ const undoTimeout = 5 * time.Second
 
 type undoKey struct{}
 
-// Undoable returns a context in which admission plugins can register, with OnFailure, functions
-// that revert their side effects, such as quota usage. undo calls these functions in reverse order,
-// even if ctx is done. The caller may call undo only if the request has certainly changed nothing,
-// at most once, and in the goroutine that passed on the context.
+// Undoable returns a context in which admission plugins can register, with OnFailure, functions that revert their
+// side effects, such as quota usage. undo calls these functions in reverse order, with undoTimeout in total, even if
+// ctx is done. The caller may call undo only if the request has certainly changed nothing, at most once, and in the
+// goroutine that passed on the context.
 func Undoable(ctx context.Context) (_ context.Context, undo func()) {
 	steps := &[]func(context.Context){}
 	return context.WithValue(ctx, undoKey{}, steps), func() {
