@@ -30,8 +30,8 @@ var (
 )
 
 // addresses adds operations to the transaction of the write: they allocate the missing cluster IPs of w.obj, the new
-// version of the Service, and release those that only w.old, the old version, uses. It sets the chosen addresses in
-// w.obj.
+// version of the Service (nil if it is deleted), and release those that only w.old, the old version, uses. It sets
+// the chosen addresses in w.obj. It returns an error for the client if an address is not available.
 func (w *write) addresses(ctx context.Context) error {
 	is, was := w.obj, w.old
 	switch {
@@ -118,8 +118,8 @@ func (w *write) allocate(ctx context.Context, i int) error {
 	return nil
 }
 
-// allocateIP adds the operation that allocates a specific address. It returns an error for the
-// client if the address is in use or in no Service range.
+// allocateIP adds the operation that allocates a specific address. It returns an error for the client if the address
+// is invalid, in use, in no Service range, or reserved in its range.
 func (w *write) allocateIP(ctx context.Context, requested string) error {
 	addr, err := parse(requested)
 	if err != nil {
@@ -174,8 +174,8 @@ func (a *Allocator) choose(ctx context.Context, f corev1.IPFamily) (netip.Addr, 
 	return netip.Addr{}, errFull
 }
 
-// cidrs returns the ranges of a family from which addresses may be allocated: the configured one,
-// if any, and then those of ready ServiceCIDR objects.
+// cidrs returns the ranges of a family from which addresses may be allocated: the configured one, if any, and then
+// those of ready ServiceCIDR objects, without duplicates.
 func (a *Allocator) cidrs(ctx context.Context, f corev1.IPFamily) ([]allocationRange, error) {
 	var out []allocationRange
 	add := func(prefix netip.Prefix) {
@@ -230,8 +230,8 @@ func ready(c *networkingv1.ServiceCIDR) bool {
 	return true
 }
 
-// free adds operations that delete the IPAddress objects of the addresses ips. It skips those that are not allocated
-// to w.old, the old version of the Service.
+// free adds operations that delete the IPAddress objects of the addresses ips. It skips those that do not exist or
+// are not allocated to w.old, the old version of the Service.
 func (w *write) free(ctx context.Context, ips []string) error {
 	for _, ip := range ips {
 		addr, err := parse(ip)

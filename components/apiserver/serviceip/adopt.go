@@ -9,10 +9,9 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Adopt returns a function that adapts Services that were stored by a Kubernetes server before
-// 1.20, when they had neither clusterIPs nor ipFamilies: it sets these fields when the Service is
-// read. cidrs are the Service ranges of the cluster, which determine the families of headless
-// Services.
+// Adopt returns a function that adapts Services that were stored by a Kubernetes server before 1.20, when they had
+// neither clusterIPs nor ipFamilies: it sets missing values of these fields when the Service is read. cidrs are the
+// Service ranges of the cluster, which determine the families of headless Services.
 func Adopt(cidrs []netip.Prefix) func(api.Object) {
 	primary, other := corev1.IPv4Protocol, corev1.IPv6Protocol
 	if len(cidrs) > 0 && cidrs[0].Addr().Is6() {

@@ -31,9 +31,9 @@ func newAllocationQueue() *allocationQueue {
 	return &allocationQueue{chosen: -1}
 }
 
-// wait waits until the caller may allocate ports, because no other allocation is based on the
-// revision that current returns, or that one has timed out. current returns the revision of the
-// allocated ports in the cache. wait returns the revision for release. The error is that of ctx.
+// wait waits until the caller may allocate ports, because no other allocation is based on the revision that current
+// returns, or that one has taken longer than commitTimeout. current returns the revision of the allocated ports in
+// the cache. wait returns the revision, which the caller passes to release. The error is that of ctx.
 func (t *allocationQueue) wait(ctx context.Context, current func() int64) (int64, error) {
 	for {
 		t.mu.Lock()

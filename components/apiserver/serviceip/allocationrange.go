@@ -23,8 +23,8 @@ type allocationRange struct {
 // also limits how many addresses a search for a free one examines.
 const maxSize = 1 << 20
 
-// newAllocationRange returns the range of a prefix. It excludes the prefix's own address and the
-// IPv4 broadcast address.
+// newAllocationRange returns the range of a prefix. It excludes the prefix's own address and the IPv4 broadcast
+// address. Of a large range it uses the first maxSize addresses.
 func newAllocationRange(prefix netip.Prefix) allocationRange {
 	hostBits := prefix.Addr().BitLen() - prefix.Bits()
 	b := allocationRange{prefix: prefix, size: maxSize}
@@ -43,8 +43,8 @@ func newAllocationRange(prefix netip.Prefix) allocationRange {
 	return b
 }
 
-// reservedSize returns the size of the lower part of a range with size elements, by upstream's
-// rule: size/step, at least least and at most most, and zero if size is less than least.
+// reservedSize returns the size of the lower part of a range with size elements, which is kept for explicit requests,
+// by upstream's rule: size/step, at least least and at most most, and zero if size is less than least.
 func reservedSize(size, least, most, step uint64) uint64 {
 	if size < least {
 		return 0

@@ -39,8 +39,8 @@ func newPorts(within utilnet.PortRange) *ports {
 	return &ports{within: within, bits: new(big.Int)}
 }
 
-// parsePorts decodes the stored set of ports. It ignores ports outside of the range within, which
-// are stored only if the range was changed.
+// parsePorts decodes the stored set of ports. It ignores ports outside of the range within, which are stored only if
+// the range was changed. It returns an error if the stored range is invalid.
 func parsePorts(stored *corev1.RangeAllocation, within utilnet.PortRange) (*ports, error) {
 	p := newPorts(within)
 	was := within

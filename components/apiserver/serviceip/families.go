@@ -24,11 +24,11 @@ func policyOf(svc *corev1.Service) corev1.IPFamilyPolicy {
 	return *svc.Spec.IPFamilyPolicy
 }
 
-// headless reports whether a Service has no cluster IP by its own choice ("None").
+// headless reports whether a Service requests to have no cluster IP ("None").
 func headless(svc *corev1.Service) bool { return svc.Spec.ClusterIP == corev1.ClusterIPNone }
 
-// needsAddress reports whether Services of this type have cluster IPs or are headless. Those of
-// type ExternalName do not.
+// needsAddress reports whether Services of the type of svc have cluster IPs or are headless. Those of type
+// ExternalName do not.
 func needsAddress(svc *corev1.Service) bool {
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
@@ -46,9 +46,10 @@ func unchangedPreference(is, was *corev1.Service) bool {
 		slices.Equal(is.Spec.ClusterIPs, was.Spec.ClusterIPs) && slices.Equal(is.Spec.IPFamilies, was.Spec.IPFamilies)
 }
 
-// initFamilies sets missing values of ipFamilyPolicy and ipFamilies in w.obj, the new version of the Service. It
-// returns an error for the client if the policy, the families and the requested cluster IPs do not match each other or
-// the families of the cluster. See https://kubernetes.io/docs/concepts/services-networking/dual-stack/#services
+// initFamilies sets missing values of ipFamilyPolicy and ipFamilies in w.obj, the new version of the Service. It does
+// nothing for the type ExternalName and if the update does not concern them. It returns an error for the client if
+// the policy, the families and the requested cluster IPs do not match each other or the families of the cluster. See
+// https://kubernetes.io/docs/concepts/services-networking/dual-stack/#services
 func (w *write) initFamilies() error {
 	is, was := w.obj, w.old
 	if is.Spec.Type == corev1.ServiceTypeExternalName || unchangedPreference(is, was) {

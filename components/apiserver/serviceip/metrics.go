@@ -167,8 +167,9 @@ type usage struct {
 	used uint64
 }
 
-// inUse returns all Service ranges with the number of IPAddress objects in them, according to the
-// cache. An address is counted only for the first range that contains it.
+// inUse returns all Service ranges with the number of IPAddress objects in them, according to the cache. An address
+// is counted only for the first range that contains it. It returns an error if a cache is not filled before ctx is
+// done.
 func (a *Allocator) inUse(ctx context.Context) ([]usage, error) {
 	var all []usage
 	for _, f := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {

@@ -14,8 +14,8 @@ import (
 )
 
 // nodePorts adds the operation that allocates the missing node ports of w.obj, the new version of the Service, and
-// releases those that only w.old, the old version, uses. It sets the chosen ports in w.obj. It waits until no other
-// allocation is in progress, see allocationQueue.
+// releases those that only w.old, the old version, uses. It sets the chosen ports in w.obj. It does nothing if the
+// write changes no ports. Otherwise it waits until no other allocation is in progress, see allocationQueue.
 func (w *write) nodePorts(ctx context.Context) error {
 	if !w.portsChange() {
 		return nil
@@ -38,9 +38,9 @@ func (w *write) nodePorts(ctx context.Context) error {
 	return err
 }
 
-// choosePorts chooses the ports, based on the cached set of allocated ports, and adds the operation
-// that stores the new set. If a requested port is allocated according to the cache, it tries again
-// after the cache has caught up with etcd.
+// choosePorts chooses the ports, based on the cached set of allocated ports, and adds the operation that stores the
+// new set. If a requested port is allocated according to the cache, it tries again after the cache has caught up with
+// etcd. Then the error is for the client.
 func (w *write) choosePorts(ctx context.Context) error {
 	// Reset to these ports after a failed attempt.
 	before := slices.Clone(w.servicePorts())
@@ -82,9 +82,9 @@ func (w *write) storePorts(was, is *ports, entry *store.Entry) error {
 	return nil
 }
 
-// pick sets the node ports of w.obj, the new version of the Service, and changes set to the ports that are allocated
-// after the write. Ports that the write releases cannot be allocated in the same write. The error may be a *portError
-// or a *healthError.
+// pick sets the node ports of w.obj, the new version of the Service (nil if it is deleted), and changes set to the
+// ports that are allocated after the write. Ports that the write releases cannot be allocated in the same write. The
+// error may be a *portError or a *healthError.
 func (w *write) pick(set *ports) error {
 	is, was := w.obj, w.old
 	var had []int32
@@ -170,8 +170,9 @@ func (w *write) portError(err error) error {
 	return apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: %w", err))
 }
 
-// pickNew allocates the requested and the missing node ports of a new Service in set. Entries with
-// the same port number, such as TCP and UDP of DNS, share a node port.
+// pickNew allocates the requested and the missing node ports of a new Service in set. Entries with the same port
+// number, such as TCP and UDP of DNS, share a node port. It returns a *portError for a requested port that is not
+// available.
 func pickNew(svc *corev1.Service, set *ports) error {
 	shared := map[int32]int32{}
 	for i := range svc.Spec.Ports {
@@ -205,8 +206,9 @@ func pickNew(svc *corev1.Service, set *ports) error {
 	return nil
 }
 
-// pickChanged allocates the new node ports of a changed Service in set. had are the ports that the
-// Service had before the change, which it may keep.
+// pickChanged allocates the new node ports of a changed Service in set. had are the ports that the Service had before
+// the change, which it may keep. It returns a *portError for a requested port that is not available, or that two
+// entries with the same protocol share.
 func pickChanged(svc *corev1.Service, had []int32, set *ports) error {
 	type used struct {
 		protocol corev1.Protocol
@@ -313,7 +315,8 @@ func hasNodePorts(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeNodePort || svc.Spec.Type == corev1.ServiceTypeLoadBalancer
 }
 
-// allocates reports whether missing node ports of the Service are allocated automatically.
+// allocates reports whether missing node ports of the Service are allocated automatically: always for the type
+// NodePort, and for LoadBalancer unless allocateLoadBalancerNodePorts is false.
 func allocates(svc *corev1.Service) bool {
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeNodePort:

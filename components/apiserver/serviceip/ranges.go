@@ -62,9 +62,8 @@ func (c rangeCodec) Decode(data []byte, revision int64) (runtime.Object, error) 
 	return out, nil
 }
 
-// load returns the set of allocated ports and its entry in the store. revision is 0 for the cache
-// as it is, and -1 for a cache that includes all previous writes (see store.ListOptions). If
-// nothing is stored yet, the set is empty and the entry is nil.
+// load returns the set of allocated ports and its entry in the store. revision is 0 for the cache as it is, and -1
+// for a cache that includes all completed writes. If nothing is stored yet, the set is empty and the entry is nil.
 func (a *Allocator) load(ctx context.Context, revision int64) (*ports, *store.Entry, error) {
 	e, err := a.ranges.Get(ctx, portsKey, revision)
 	if errors.Is(err, store.ErrNotFound) {
@@ -77,7 +76,8 @@ func (a *Allocator) load(ctx context.Context, revision int64) (*ports, *store.En
 	return p, e, err
 }
 
-// portsOf decodes the set of allocated ports in an entry of the store.
+// portsOf decodes the set of allocated ports in an entry of the store. It omits ports that are outside of the
+// configured range.
 func (a *Allocator) portsOf(e *store.Entry) (*ports, error) {
 	obj, err := e.Object()
 	if err != nil {

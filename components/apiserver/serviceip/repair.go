@@ -14,8 +14,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Run repairs differences between the Services and their allocated addresses and ports when it
-// starts, and then restores IPAddress objects that are deleted although their Service uses them. It
+// Run repairs differences between the Services and their allocated addresses and ports when it starts and whenever
+// its watch restarts, and meanwhile restores IPAddress objects that are deleted although their Service uses them. It
 // also wakes allocations that wait for a newer set of ports. It returns nil when ctx is canceled.
 func (a *Allocator) Run(ctx context.Context) error {
 	var done sync.WaitGroup
@@ -39,9 +39,9 @@ func (a *Allocator) Run(ctx context.Context) error {
 // retryDelay is the delay before a failed watch is started again.
 const retryDelay = time.Second
 
-// watch calls f for each event of the collection c until ctx is canceled. It restarts a failed
-// watch. It calls begun each time after the watch has started, so that the caller can handle
-// changes that it may have missed.
+// watch calls f for each event of the collection c until ctx is canceled. It restarts a failed watch after
+// retryDelay. It calls begun each time after the watch has started, so that the caller can handle changes that it may
+// have missed.
 func (a *Allocator) watch(ctx context.Context, c *store.Collection, begun func(), f func(store.Event)) {
 	for ctx.Err() == nil {
 		err := watchOnce(ctx, c, begun, f)
@@ -73,8 +73,9 @@ func watchOnce(ctx context.Context, c *store.Collection, begun func(), f func(st
 	}
 }
 
-// restore recreates the deleted IPAddress object in the entry gone if its Service still exists and
-// uses the address. Otherwise the address could be allocated to another Service.
+// restore recreates the deleted IPAddress object in the entry gone if its Service still exists and uses the address.
+// Otherwise the address could be allocated to another Service. It ignores objects that this package has not created,
+// and only logs a failed write.
 func (a *Allocator) restore(ctx context.Context, gone *store.Entry) {
 	obj, err := gone.Object()
 	if err != nil {
@@ -99,9 +100,8 @@ func (a *Allocator) restore(ctx context.Context, gone *store.Entry) {
 	}
 }
 
-// Repair makes the allocated addresses and ports match the existing Services: it releases those
-// that no Service uses and allocates those that are missing. It may run concurrently with writes of
-// Services.
+// Repair makes the allocated addresses and ports match the existing Services: it releases those that no Service uses
+// and allocates those that are missing. It may run concurrently with writes of Services. It returns the first error.
 func (a *Allocator) Repair(ctx context.Context) error {
 	if err := a.repairAddresses(ctx); err != nil {
 		return fmt.Errorf("repairing service addresses: %w", err)
@@ -162,8 +162,9 @@ func (a *Allocator) repairAddresses(ctx context.Context) error {
 	return nil
 }
 
-// restoreAll creates the missing IPAddress objects of a Service. It only logs cluster IPs that are
-// invalid or belong to another object.
+// restoreAll creates the missing IPAddress objects for the cluster IPs of a Service. It only logs cluster IPs that
+// are invalid or whose IPAddress belongs to another object. It returns the first error of reading or writing the
+// store.
 func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 	for _, ip := range addressesOf(svc) {
 		addr, err := parse(ip)
@@ -196,9 +197,9 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// repairPorts stores the ports of all Services as the allocated ports, if the stored ones differ. A
-// concurrent change of ports modifies the same object, so the commit conflicts and the repair is
-// repeated.
+// repairPorts stores the node ports that Services use as the allocated ports, if the stored ones differ. It only logs
+// ports outside of the configured range. A concurrent allocation modifies the same object, so the commit conflicts,
+// and the comparison is repeated.
 func (a *Allocator) repairPorts(ctx context.Context) error {
 	for {
 		is, entry, err := a.load(ctx, -1)
@@ -244,7 +245,8 @@ func (a *Allocator) repairPorts(ctx context.Context) error {
 	}
 }
 
-// services returns all Services, including all previous writes.
+// services returns all Services, including all writes that completed before the call. It returns an error if the
+// store cannot be read or one Service cannot be decoded.
 func (a *Allocator) services(ctx context.Context) ([]*corev1.Service, error) {
 	page, err := a.cfg.Services.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {

@@ -96,10 +96,11 @@ func New(cfg Config) (*Allocator, error) {
 	return a, nil
 }
 
-// Hook is the registry.Hook for Services: it is called for each attempt to write a Service, and the
-// returned operations become part of the write's transaction. It sets missing families, cluster IPs
-// and node ports of obj, allocates explicitly requested ones, and releases those of old that obj
-// does not have anymore. obj is nil on delete, old is nil on create.
+// Hook is the registry.Hook for Services: it is called for each attempt to write a Service, and the returned
+// operations become part of the write's transaction. It sets missing IP families, cluster IPs and node ports of obj,
+// allocates explicitly requested ones, and releases those of old that obj does not have anymore. obj is nil on
+// delete, old is nil on create. It returns an API error if a requested address or port is invalid or in use, or if
+// none is free.
 func (a *Allocator) Hook(ctx context.Context, obj, old api.Object) ([]store.Op, error) {
 	is, _ := obj.(*corev1.Service)
 	was, _ := old.(*corev1.Service)
@@ -119,7 +120,8 @@ func (a *Allocator) Hook(ctx context.Context, obj, old api.Object) ([]store.Op, 
 	return w.ops, nil
 }
 
-// write is one attempt to write a Service. After a conflict, the next attempt is a new write.
+// write is one attempt to write a Service, with the operations that allocate and release its addresses and ports.
+// After a conflict, the next attempt is a new write.
 type write struct {
 	*Allocator
 	// obj is nil on delete, old is nil on create.
