@@ -36,7 +36,7 @@ var _ Sender = (*rest.Handler)(nil)
 type Config struct {
 	Registry *registry.Registry
 	Sender   Sender
-	// Addresses are the server addresses for client networks. It may be nil.
+	// Addresses are the addresses of this server by the client's network, for the document /api. It may be nil.
 	Addresses []metav1.ServerAddressByClientCIDR
 	// Aggregation, unless nil, provides the APIs of other servers and the order of all groups and
 	// versions.
@@ -90,8 +90,9 @@ type documents struct {
 // New returns a Handler that serves the discovery of the resources in cfg.Registry.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
-// ServeHTTP responds to /api, /apis, /apis/GROUP and the paths of versions with their discovery
-// document. Other paths are passed to Config.NotFound.
+// ServeHTTP responds to /api, /apis, /apis/GROUP and the paths of versions with their discovery document, in the
+// negotiated format. Other methods than GET get the response 405, except for /apis and groups. Other paths are passed
+// to Config.NotFound.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
 	// Group paths respond to all methods, as in upstream.
@@ -151,7 +152,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// serves reports whether the discovery path, split at its slashes, exists: /api, /apis, and the paths of group
+// serves reports whether a discovery path, split at its slashes, exists: /api and /apis, and the paths of group
 // versions that have a document. It returns false for the paths of groups.
 func (d *documents) serves(path []string) bool {
 	gv := schema.GroupVersion{Version: path[len(path)-1]}
@@ -161,7 +162,8 @@ func (d *documents) serves(path []string) bool {
 	return len(path) == 1 || d.byGV[gv] != nil
 }
 
-// notFound responds that a path does not exist, with the handler Config.NotFound if it is set.
+// notFound responds that a path does not exist, with the handler Config.NotFound if it is set, otherwise with a plain
+// 404.
 func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {
 	if h.cfg.NotFound != nil {
 		h.cfg.NotFound.ServeHTTP(w, req)
@@ -170,8 +172,8 @@ func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "404 page not found", http.StatusNotFound)
 }
 
-// aggregated sends list, the discovery of all groups, or 304 if the client already has the document
-// with this etag.
+// aggregated sends list, the discovery of all groups, in the encoding of format, or 304 if the client already has the
+// document with this etag.
 func (h *Handler) aggregated(w http.ResponseWriter, req *http.Request, format negotiate.Format, list *apidiscoveryv2.APIGroupDiscoveryList, etag string) {
 	header := w.Header()
 	header.Set("Vary", "Accept")
@@ -195,13 +197,14 @@ type contentType struct {
 	value string
 }
 
-// WriteHeader implements http.ResponseWriter. It sets the Content-Type.
+// WriteHeader implements http.ResponseWriter. It replaces the Content-Type of the response.
 func (c contentType) WriteHeader(code int) {
 	c.Header().Set("Content-Type", c.value)
 	c.ResponseWriter.WriteHeader(code)
 }
 
-// documents returns the current documents. It builds them if the served resources have changed.
+// documents returns the current documents. It builds them if the served resources or the aggregated APIs have
+// changed.
 func (h *Handler) documents() *documents {
 	all := h.cfg.Registry.Resources()
 	var generation uint64
@@ -305,7 +308,7 @@ func (h *Handler) build(all []*registry.Resource) *documents {
 	return d
 }
 
-// etag returns an ETag that is a hash of the content of a discovery document.
+// etag returns an ETag that is a hash of the content of a discovery document, or "" if it cannot be encoded.
 func etag(list *apidiscoveryv2.APIGroupDiscoveryList) string {
 	data, err := list.Marshal()
 	if err != nil {
@@ -315,8 +318,8 @@ func etag(list *apidiscoveryv2.APIGroupDiscoveryList) string {
 	return `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`
 }
 
-// describe returns the discovery entries of a resource and its subresources: as a list for the
-// discovery of a single version, and as one entry for aggregated discovery.
+// describe returns the discovery entries of a resource and its subresources: as a list, for the document of a single
+// version, and as one entry, for aggregated discovery.
 func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIResourceDiscovery) {
 	scope := apidiscoveryv2.ScopeCluster
 	if res.Scope {

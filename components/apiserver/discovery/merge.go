@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 )
 
-// merge adds the versions of aggregated servers to groups, sorts the versions of each group, and
-// returns the names of all groups by descending priority. The priority of a group is the highest
-// one of its versions. order contains the names of the groups so far.
+// merge adds the versions of aggregated servers to groups, where they replace this server's versions of the same
+// name. It sorts the versions of each group and returns the names of all groups, both by descending priority. The
+// priority of a group is the highest one of its versions. order contains the names of the groups so far.
 func (h *Handler) merge(groups map[string]*apidiscoveryv2.APIGroupDiscovery, order []string) []string {
 	for _, v := range h.cfg.Aggregation.Versions() {
 		g := groups[v.Group]

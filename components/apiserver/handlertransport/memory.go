@@ -29,8 +29,9 @@ type Transport struct {
 	Short func(*http.Request) bool
 }
 
-// RoundTrip passes req to the handler and returns the response as soon as its header is available.
-// Canceling the context of req cancels that of the handler.
+// RoundTrip passes req to the handler and returns the response as soon as its header is available; the response of a
+// short request only when it is complete. Canceling the context of req cancels that of the handler. If that happens
+// before the header is available, RoundTrip returns the cause.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(req.Context())
 	if t.Context != nil {
@@ -113,7 +114,8 @@ type response struct {
 // response begins.
 func (w *response) Header() http.Header { return w.header }
 
-// WriteHeader implements http.ResponseWriter. Informational (1xx) responses are ignored.
+// WriteHeader implements http.ResponseWriter. It ignores informational (1xx) responses except 101, and all calls
+// after the first.
 func (w *response) WriteHeader(code int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -132,8 +134,8 @@ func (w *response) writeHeader(code int) {
 	}
 }
 
-// Write implements http.ResponseWriter. After the first flush it blocks until the client has read
-// p.
+// Write implements http.ResponseWriter. Before the first flush it collects p; afterwards it blocks until the client
+// has read p or the request is canceled.
 func (w *response) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	w.writeHeader(http.StatusOK)
@@ -146,8 +148,8 @@ func (w *response) Write(p []byte) (int, error) {
 	return pipe.Write(p)
 }
 
-// Flush implements http.Flusher. The first call starts streaming and lets RoundTrip return. It does
-// nothing for short responses.
+// Flush implements http.Flusher. The first call starts streaming and lets RoundTrip return. It does nothing for short
+// responses, which are complete when the handler returns.
 func (w *response) Flush() {
 	w.mu.Lock()
 	w.writeHeader(http.StatusOK)
@@ -206,7 +208,8 @@ func (w *response) finish() {
 	w.cancel()
 }
 
-// result returns the response as RoundTrip returns it. The header must be available.
+// result returns the response that RoundTrip returns, or the error with which the handler or the request has failed.
+// The header must be available.
 func (w *response) result() (*http.Response, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -246,8 +249,9 @@ func (s *stream) Close() error {
 	return s.PipeReader.Close()
 }
 
-// Hijack implements http.Hijacker. The handler gets one end of a pipe. The client gets the other
-// end as the body of the response that the handler writes to the pipe.
+// Hijack implements http.Hijacker. The handler gets one end of a pipe. The client gets the other end as the body of
+// the response that the handler writes to the pipe. It returns an error for short requests and after the response has
+// started.
 func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

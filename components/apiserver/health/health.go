@@ -17,7 +17,7 @@ import (
 // Check is a named health check. Its name is that in /healthz, /livez or /readyz.
 type Check struct {
 	Name string
-	// Probe returns nil if the check passes. Its context has a timeout of a few seconds.
+	// Probe returns nil if the check passes. ctx is that of the HTTP request.
 	Probe func(ctx context.Context) error
 }
 
@@ -36,7 +36,7 @@ func Closed(name string, done <-chan struct{}) Check {
 	}}
 }
 
-// Grace returns a check that always passes until the time until, and then has the result of c.
+// Grace returns a check that passes until the time until, whatever the result of c is, and then has the result of c.
 func Grace(c Check, until time.Time) Check {
 	return Check{c.Name, func(ctx context.Context) error {
 		err := c.Probe(ctx)
@@ -63,8 +63,9 @@ func New(path string, log *slog.Logger, checks ...Check) *Handler {
 	return &Handler{path: path, checks: checks, log: log}
 }
 
-// ServeHTTP runs all checks, except excluded ones, or only the one that the path names. It responds
-// with 500 if one fails.
+// ServeHTTP runs all checks, except those in the query parameter exclude, or only the one that the path names. It
+// responds with "ok" or, if the query contains verbose, with a list; with 500 and a list if one fails; and with 404
+// if the path names an unknown check.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	name := strings.TrimSuffix(h.path[1:], "/")

@@ -35,9 +35,9 @@ func NewPods(reg *registry.Registry, log *slog.Logger) (*Pods, error) {
 	return &Pods{resource: resource, log: log}, nil
 }
 
-// Pod returns a pod from the watch cache without blocking. It returns false if the pod is not in
-// the cache or unreadable. The cache may lag behind, so callers should then ask the API. The pod is
-// shared and must not be modified.
+// Pod returns a pod from the watch cache without blocking. It returns false if the pod is not in the cache or cannot
+// be decoded. The cache may lag behind, so callers should then request the pod from the API. The pod is shared and
+// must not be modified.
 func (p *Pods) Pod(namespace, name string) (*corev1.Pod, bool) {
 	e := p.resource.Collection.Cached(p.resource.Key(namespace, name))
 	if e == nil {
@@ -51,7 +51,7 @@ func (p *Pods) Pod(namespace, name string) (*corev1.Pod, bool) {
 	return pod, ok
 }
 
-// ListPods returns the pods of a namespace from the watch cache, without unreadable ones. They are
+// ListPods returns the pods of a namespace from the watch cache, without those that cannot be decoded. They are
 // shared and must not be modified.
 func (p *Pods) ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, error) {
 	page, err := p.resource.Collection.List(ctx, store.ListOptions{Prefix: namespace + "/"})
@@ -67,7 +67,8 @@ func (p *Pods) ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, e
 	return pods, nil
 }
 
-// read decodes the pod in e, an entry of the watch cache, without caching the result. It logs errors and returns nil.
+// read decodes the pod in e, an entry of the watch cache, without caching the result. It returns nil, after logging
+// the error, if that fails.
 func (p *Pods) read(e *store.Entry) *corev1.Pod {
 	obj, err := p.resource.Peek(e)
 	if err != nil {
@@ -78,12 +79,11 @@ func (p *Pods) read(e *store.Entry) *corev1.Pod {
 	return pod
 }
 
-// Follow reports all pods that are assigned to a node, and their changes, until ctx is canceled. It
-// calls set for each such pod and each change, removed when a pod is deleted (even if it was not
-// passed to set), and listed once set was called for all existing pods. listed gets a function that
-// reports whether a pod exists; pods for which it returns false were deleted meanwhile. If the
-// watch expires, Follow starts again with calls of set and listed. All calls are made by one
-// goroutine.
+// Follow reports all pods that are assigned to a node, and their changes, until ctx is canceled. It calls set for
+// each such pod and each change, removed when a pod is deleted (even if it was not passed to set), and listed once
+// set was called for all existing pods. listed gets a function that reports whether a pod exists; pods for which it
+// returns false were deleted meanwhile. If the watch expires, Follow starts again with calls of set and listed. It
+// returns other errors of the watch cache. All calls are made by one goroutine.
 func (p *Pods) Follow(ctx context.Context, set func(*corev1.Pod), removed func(namespace, name string), listed func(is func(namespace, name string) bool)) error {
 	for ctx.Err() == nil {
 		err := p.follow(ctx, set, removed, listed)

@@ -47,8 +47,8 @@ func New(reg *registry.Registry, log *slog.Logger) *Source {
 	return &Source{registry: reg, log: log, keepManagedFields: map[schema.GroupVersionKind]*atomic.Bool{}}
 }
 
-// ListWatch implements client.Source. The objects of the kind are complete, from then on also for
-// Trimmed.
+// ListWatch implements client.Source. The objects of the kind have their managed fields, from then on also for
+// informers of Trimmed. It returns false if the registry does not serve or store the kind.
 func (s *Source) ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bool) {
 	l, ok := s.listWatch(gvk)
 	if !ok {
@@ -82,8 +82,8 @@ type Trimmed struct{ source *Source }
 // Trimmed returns a client.Source that feeds informers with the same objects without their managed fields.
 func (s *Source) Trimmed() Trimmed { return Trimmed{s} }
 
-// ListWatch implements client.Source. The objects of the kind have no managed fields, unless the
-// Source itself is asked for the same kind.
+// ListWatch implements client.Source. The objects of the kind have no managed fields, unless an informer of the
+// Source itself uses the same kind. It returns false if the registry does not serve or store the kind.
 func (t Trimmed) ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bool) {
 	l, ok := t.source.listWatch(gvk)
 	if !ok {
@@ -125,8 +125,8 @@ func (l *listWatch) Watch(opts metav1.ListOptions) (watch.Interface, error) {
 	return l.WatchWithContext(context.Background(), opts)
 }
 
-// ListWithContext returns a list of all objects that includes all previous writes. The items are
-// shallow copies of the shared objects. The options are ignored.
+// ListWithContext returns a list of all objects that includes all completed writes. The items are shallow copies of
+// the shared objects. Objects that cannot be decoded are omitted. The options are ignored.
 func (l *listWatch) ListWithContext(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 	l, err := l.current()
 	if err != nil {
@@ -154,8 +154,8 @@ func (l *listWatch) ListWithContext(ctx context.Context, _ metav1.ListOptions) (
 	return list, nil
 }
 
-// read returns the decoded, shared object in e, an entry of the watch cache. It logs errors and returns nil, so that
-// one unreadable object does not affect the others.
+// read returns the decoded, shared object in e, an entry of the watch cache. If it cannot be decoded, read logs the
+// error and returns nil, so that the other objects are not affected.
 func (l *listWatch) read(e *store.Entry) api.Object {
 	read := l.resource.Trimmed
 	if l.keepManagedFields.Load() {
@@ -169,9 +169,9 @@ func (l *listWatch) read(e *store.Entry) api.Object {
 	return obj
 }
 
-// WatchWithContext starts a watch. It first sends the existing objects if opts requests them or
-// contains no resource version, with a bookmark after them if requested, and then all changes. It
-// returns an Expired error if the resource version is too old.
+// WatchWithContext starts a watch. It first sends the existing objects if opts requests them or contains no resource
+// version, with a bookmark after them if requested, and then all changes. It returns an Expired error if the resource
+// version is too old, and NotFound if the kind is not served anymore.
 func (l *listWatch) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	l, err := l.current()
 	if err != nil {
@@ -227,8 +227,8 @@ func (s *stream) Stop() {
 	s.running.Wait()
 }
 
-// run sends the initial entries, the bookmark at the revision since if streamed is set, and then
-// the changes that w reports. If w fails, it sends an Expired error.
+// run sends the initial entries, the bookmark at the revision since if streamed is set, and then the changes that w
+// reports, until ctx is canceled. If w fails, it sends an Expired error, after which the informer lists again.
 func (s *stream) run(ctx context.Context, w *store.Watcher, initial []*store.Entry, since int64, streamed bool) {
 	for _, e := range initial {
 		if obj := s.read(e); obj != nil && !s.send(ctx, watch.Event{Type: watch.Added, Object: obj}) {
@@ -261,8 +261,8 @@ func (s *stream) run(ctx context.Context, w *store.Watcher, initial []*store.Ent
 	}
 }
 
-// event converts a change to a watch event. It returns false if the object is unreadable. A deleted
-// object has the revision of the deletion.
+// event converts a change to a watch event. It returns false if the object cannot be decoded. A deleted object has
+// the revision of the deletion.
 func (s *stream) event(e *store.Event) (watch.Event, bool) {
 	if e.Current == nil {
 		obj := s.read(e.Previous)

@@ -25,8 +25,8 @@ func newBodies() *bodies {
 	}, []string{"group", "resource", "verb"})}
 }
 
-// Body records the size in bytes of the body of a request for a served resource. It does nothing if
-// m is nil.
+// Body records the size in bytes of the body of a request for a served resource, by resource and verb. It does
+// nothing if m is nil.
 func (m *Metrics) Body(info *apirequest.RequestInfo, size int) {
 	if m == nil {
 		return

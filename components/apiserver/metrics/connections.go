@@ -37,8 +37,8 @@ func (c *connections) collectors() []prometheus.Collector {
 	return []prometheus.Collector{c.handshakes, c.logs, c.distrustLogs}
 }
 
-// Logs counts a request for a container's log. insecure means that the client asked not to verify
-// the kubelet's certificate. It does nothing if m is nil.
+// Logs counts a request for a container's log. insecure means that the client requested not to verify the kubelet's
+// certificate. It does nothing if m is nil.
 func (m *Metrics) Logs(insecure bool) {
 	if m == nil {
 		return

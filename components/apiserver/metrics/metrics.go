@@ -80,8 +80,8 @@ func (m *Metrics) Handler() http.Handler {
 	return componentmetrics.Handler(componentmetrics.PageWithLibraries(m.registry))
 }
 
-// scope returns the label scope of a request: resource, namespace or cluster, or "" if it is not
-// for a resource.
+// scope returns the label scope of a request: "resource" for a single object, "namespace" or "cluster" for a
+// collection, or "" if the request is not for a resource.
 func scope(info *apirequest.RequestInfo) string {
 	switch {
 	case !info.IsResourceRequest:
@@ -154,8 +154,9 @@ func (m *Metrics) Queued(readOnly, waits bool) {
 // Discovered counts that the discovery documents were built again.
 func (m *Metrics) Discovered() { m.discoveries.Inc() }
 
-// Terminated counts a request that the server rejected or aborted to protect itself, for example
-// after a timeout or because of too many requests. code is the response status.
+// Terminated counts a request that the server rejected or aborted to protect itself, for example after a timeout or
+// because of too many requests. code is the response status. The names of resources that are not served are not
+// recorded.
 func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code int) {
 	k := runningKey{verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, scope(info)}
 	if unknown(m.Served, info) {
@@ -164,9 +165,9 @@ func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code i
 	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)).Inc()
 }
 
-// ProxyFailed counts a request for an aggregated API that could not be sent to its server. known
-// means that this server is known to serve the resource. Only then the metric contains the
-// resource, which otherwise the client could choose freely. code is the response status.
+// ProxyFailed counts a request for an aggregated API that could not be sent to its server. The metric contains the
+// resource only if known is set, because the client could choose the name freely otherwise. code is the response
+// status.
 func (m *Metrics) ProxyFailed(info *apirequest.RequestInfo, method string, known bool, code int) {
 	k := runningKey{verb: verb(info, method), group: info.APIGroup, version: info.APIVersion, scope: scope(info)}
 	if known {
@@ -184,8 +185,8 @@ func (m *Metrics) Self(info *apirequest.RequestInfo, method string) {
 	m.self.WithLabelValues(verb(info, method), info.APIGroup, info.Resource, info.Subresource).Inc()
 }
 
-// Deprecated records the use of a deprecated API. removed is the release in which it is removed,
-// such as "1.37", or "".
+// Deprecated records the use of a deprecated API. removed is the release in which upstream removes it, such as
+// "1.37", or "".
 func (m *Metrics) Deprecated(info *apirequest.RequestInfo, removed string) {
 	m.deprecated.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, info.Subresource, removed).Set(1)
 }
@@ -203,8 +204,8 @@ type Answer struct {
 	DryRun, Long bool
 }
 
-// Request records a completed request: its number, duration and response size, by verb, resource
-// and status.
+// Request records a completed request: its number, duration and response size, by verb, resource and status. The
+// names of resources that are not served are not recorded.
 func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 	k := requestKey{
 		verb: verb(info, a.Method), group: info.APIGroup, version: info.APIVersion, resource: info.Resource,
@@ -241,8 +242,8 @@ func (m *Metrics) LongRunning(info *apirequest.RequestInfo, method string) func(
 	return g.Dec
 }
 
-// unknown reports whether a request is for a resource that does not exist according to served, which is
-// Metrics.Served. It returns false if served is nil.
+// unknown reports whether a request is for a resource that is not served. served is Metrics.Served; if it is nil, all
+// resources count as served.
 func unknown(served func(*apirequest.RequestInfo) bool, info *apirequest.RequestInfo) bool {
 	return info.IsResourceRequest && served != nil && !served(info)
 }

@@ -103,8 +103,8 @@ func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectLists sends the counts l of lists of a resource that were served from one source: from is
-// "watchcache" or "etcd". The label index is always empty.
+// collectLists sends the metrics of the lists of a resource that were served from one source: from is "watchcache" or
+// "etcd", l are their counts. It sends none if there were no lists. The label index is always empty.
 func collectLists(ch chan<- prometheus.Metric, s Stored, from string, l store.Lists) {
 	if l.Total == 0 {
 		return

@@ -82,8 +82,8 @@ func (r *requests) collectors() []prometheus.Collector {
 	return []prometheus.Collector{r.total, r.duration, r.sli, r.sizes, r.watchers}
 }
 
-// of returns the metrics for completed requests with the labels k. long means that the requests are
-// long-running, resource that they are for resources.
+// of returns the metrics for completed requests with the labels k. long means that the requests are long-running, for
+// which there is no SLI; resource means that they are for resources. The result is cached, up to maxKept.
 func (r *requests) of(k requestKey, long, resource bool) *requestMetrics {
 	r.mu.RLock()
 	m := r.completed[k]

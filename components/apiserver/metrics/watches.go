@@ -44,8 +44,8 @@ type Watch struct {
 	sizes  prometheus.Observer
 }
 
-// Watch returns the metrics with which a watch of a served resource counts its events. It may be
-// called on nil.
+// Watch returns the metrics with which a watch of a served resource counts its events. If m is nil, the result counts
+// nothing.
 func (m *Metrics) Watch(info *apirequest.RequestInfo) Watch {
 	if m == nil {
 		return Watch{}
@@ -65,7 +65,7 @@ func (w Watch) Event(size int) {
 	w.sizes.Observe(float64(size))
 }
 
-// Initial counts the existing objects with which a watch starts. It does nothing if m is nil.
+// Initial counts the existing objects that a watch sends when it starts. It does nothing if m is nil.
 func (m *Metrics) Initial(info *apirequest.RequestInfo, objects int) {
 	if m != nil && objects > 0 {
 		m.watches.initial.WithLabelValues(info.APIGroup, info.Resource).Add(float64(objects))

@@ -64,10 +64,12 @@ const (
 type Format struct {
 	Media Media
 	As    As
-	// Version of the representation's group, usually "v1".
+	// Version is the API version of a table or of partial metadata ("v1" or "v1beta1"), or of aggregated discovery
+	// ("v2"). Otherwise it is "v1".
 	Version string
-	Pretty  bool
-	// Profile of aggregated discovery.
+	// Pretty requests indented JSON.
+	Pretty bool
+	// Profile is the media type parameter profile, which clients of aggregated discovery send.
 	Profile string
 }
 
@@ -103,8 +105,8 @@ type Negotiator struct {
 
 const maxKnown = 512
 
-// Response returns the format of the response to req: the first one in the Accept header that the
-// endpoint supports. It returns an error 406 if there is none.
+// Response returns the format of the response to req: the preferred one in the Accept header that the endpoint
+// supports, JSON if there is no header. It returns an error 406 if there is none.
 func (n *Negotiator) Response(req *http.Request, endpoint Endpoint) (Format, error) {
 	key := cacheKey{req.Header.Get("Accept"), endpoint}
 	n.mu.RLock()
@@ -127,8 +129,8 @@ func (n *Negotiator) Response(req *http.Request, endpoint Endpoint) (Format, err
 	return f, nil
 }
 
-// accept returns the first format in an Accept header that the endpoint supports. An empty header
-// means JSON.
+// accept returns the first format in an Accept header, in the order of preference, that the endpoint supports. An
+// empty header means JSON. It returns false if there is none.
 func accept(header string, endpoint Endpoint) (Format, bool) {
 	if header == "" {
 		return Format{Version: "v1"}, true
@@ -157,8 +159,8 @@ func accept(header string, endpoint Endpoint) (Format, bool) {
 	return Format{}, false
 }
 
-// offer returns the format for a media type with parameters such as as=Table. It returns false if
-// the endpoint does not support it.
+// offer returns the format for a media type with parameters such as as=Table. It returns false if the endpoint does
+// not support it or a parameter is unknown.
 func offer(media Media, params map[string]string, endpoint Endpoint) (Format, bool) {
 	f := Format{Media: media, Version: "v1"}
 	switch {
@@ -201,8 +203,8 @@ func offer(media Media, params map[string]string, endpoint Endpoint) (Format, bo
 	return f, false
 }
 
-// pretty reports whether a JSON response should be indented: if the query requests it, or for
-// browsers, curl and wget.
+// pretty reports whether a JSON response should be indented: as the query parameter pretty specifies, or without it,
+// for browsers, curl and wget.
 func pretty(req *http.Request) bool {
 	if strings.Contains(req.URL.RawQuery, "pretty") {
 		if s := req.URL.Query().Get("pretty"); s != "" {
@@ -317,7 +319,8 @@ func NoRoute(types ...string) error {
 }
 
 // Patch returns the media type of a patch from the Content-Type. It returns an error 415 unless the type is one of
-// taken. routed selects the message of upstream's router, which rejects such patches of built-in resources.
+// taken. If routed is set, the error has the message of upstream's router, which rejects such patches of built-in
+// resources.
 func Patch(req *http.Request, routed bool, taken []string) (string, error) {
 	header := req.Header.Get("Content-Type")
 	if routed && !named(header, taken) {
@@ -336,8 +339,8 @@ func Patch(req *http.Request, routed bool, taken []string) (string, error) {
 	return media, nil
 }
 
-// NotAcceptable returns the error 406 with a message, for a response that is not available in the
-// format that the client accepts.
+// NotAcceptable returns the error 406 with message, for a response that is not available in the format that the
+// client accepts.
 func NotAcceptable(message string) error {
 	return &statusError{metav1.Status{
 		Status:  metav1.StatusFailure,

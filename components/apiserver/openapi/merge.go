@@ -42,9 +42,9 @@ type Part struct {
 // handler serves requests.
 func (h *Handler) Aggregate(a Aggregation) { h.aggregation = a }
 
-// merge adds the documents of aggregated servers to data, the v2 document or the list of v3
-// documents at path. It returns nil for other paths and if there is nothing to add. whole is false
-// if something may be missing, because a server did not respond.
+// merge adds the documents of aggregated servers to data, the v2 document or the list of v3 documents at path. merged
+// is nil for other paths and if there is nothing to add. whole is false if something may be missing because a server
+// did not respond.
 func (h *Handler) merge(ctx context.Context, path string, data []byte) (merged []byte, whole bool, err error) {
 	// The result is cached for all clients, so it must not be canceled together with this request.
 	ctx = context.WithoutCancel(ctx)
@@ -121,9 +121,9 @@ func mergeV2(data []byte, parts []Part) ([]byte, error) {
 	return json.Marshal(doc)
 }
 
-// conflictRenames returns new names for those wanted definitions whose names exist already for
-// different definitions. existing are the definitions of the merged document, document those of the
-// added document, to which the wanted ones may refer.
+// conflictRenames returns new names, NAME_v2 and so on, for those wanted definitions whose names exist already for
+// different definitions. existing are the definitions of the merged document, document those of the added document,
+// to which the wanted ones may refer.
 func conflictRenames(existing, document, wanted map[string]json.RawMessage) map[string]string {
 	out := map[string]string{}
 	for name, definition := range wanted {
@@ -145,8 +145,8 @@ func conflictRenames(existing, document, wanted map[string]json.RawMessage) map[
 	return out
 }
 
-// sameDefinition reports whether two definitions are equal, apart from the extension that names
-// their kinds.
+// sameDefinition reports whether two definitions are equal, apart from the extension that names their kinds. It
+// returns false if one is not valid JSON.
 func sameDefinition(a, b json.RawMessage) bool {
 	var of [2]map[string]any
 	for i, raw := range []json.RawMessage{a, b} {
@@ -182,7 +182,7 @@ func references(raw []byte) []string {
 	return out
 }
 
-// mergeV3 adds the URLs of other servers' documents, by name, to the list of v3 documents.
+// mergeV3 adds the URLs of other servers' documents, by name, to data, the list of v3 documents.
 func mergeV3(data []byte, others map[string]string) ([]byte, error) {
 	var doc struct {
 		Paths map[string]map[string]string `json:"paths"`

@@ -91,9 +91,9 @@ const (
 	mimeProtoV3Old = "application/com.github.proto-openapi.spec.v3@v1.0+protobuf"
 )
 
-// ServeHTTP serves the document at the request's path, in JSON or Protobuf. Clients can avoid
-// downloads with ETags, and with the hash in the URLs of v3 documents. It forwards requests for v3
-// documents of aggregated servers.
+// ServeHTTP serves the document at the request's path, in JSON or Protobuf. Clients can avoid downloads with ETags,
+// and with the hash in the URLs of v3 documents. It forwards requests for v3 documents of aggregated servers, and
+// responds with 404 for unknown paths and 406 for formats that it does not support.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	switch r.URL.Path {
@@ -173,8 +173,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	request.SendLater(w, 0, func() { _, _ = w.Write(doc.data) })
 }
 
-// known reports whether the client already has this version of the document, according to the
-// request's headers.
+// known reports whether the client already has this version of the document, according to the headers If-None-Match
+// or, without it, If-Modified-Since.
 func (d *document) known(h http.Header) bool {
 	if match := h.Get("If-None-Match"); match != "" {
 		return match == "*" || strings.Contains(match, d.etag)
@@ -183,8 +183,8 @@ func (d *document) known(h http.Header) bool {
 	return err == nil && !d.made.Truncate(time.Second).After(since)
 }
 
-// acceptable reports whether the v2 document is available in one of the formats of an Accept
-// header.
+// acceptable reports whether the v2 document is available in one of the formats of an Accept header. An empty header
+// allows all.
 func acceptable(accept string) bool {
 	if accept == "" {
 		return true
@@ -199,8 +199,8 @@ func acceptable(accept string) bool {
 	return false
 }
 
-// wantsProto reports whether the first supported format in an Accept header is Protobuf, for the v2
-// document.
+// wantsProto reports whether the first supported format in an Accept header is Protobuf, for the v2 document. Weights
+// are ignored.
 func wantsProto(accept string) bool {
 	for part := range strings.SplitSeq(accept, ",") {
 		// Package mime does not accept "@".
@@ -215,8 +215,8 @@ func wantsProto(accept string) bool {
 	return false
 }
 
-// formatV3 returns the media type in which a v3 document is sent for an Accept header. It returns
-// "" if no format is acceptable.
+// formatV3 returns the media type in which a v3 document is sent for an Accept header, JSON for an empty one. It
+// returns "" if no format is acceptable.
 func formatV3(accept string) string {
 	if accept == "" {
 		return mimeJSON
@@ -235,9 +235,8 @@ func formatV3(accept string) string {
 	return ""
 }
 
-// document returns the document at a path in the format form, from the cache or newly built. It
-// returns nil if there is no document at that path. It drops the cache if the served resources or
-// aggregated documents have changed.
+// document returns the document at a path in the format form, from the cache or newly built. It returns nil if there
+// is no document at that path. It drops the whole cache if the served resources or aggregated documents have changed.
 func (h *Handler) document(ctx context.Context, path, form string) (*document, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -392,9 +391,9 @@ func (h *Handler) documentV3(name string, gv *schema.GroupVersion) ([]byte, erro
 	return json.Marshal(members{{"openapi", "3.0.0"}, {"info", info}, {"paths", items}, {"components", components}})
 }
 
-// kindsOfGroup returns a schema without those kinds in its extension
-// x-kubernetes-group-version-kind that do not belong to the group and version of a v3 document.
-// Common types, such as DeleteOptions, have a kind in every group. A nil gv keeps all.
+// kindsOfGroup returns a schema without those kinds in its extension x-kubernetes-group-version-kind that do not
+// belong to the group and version of a v3 document. Common types, such as DeleteOptions, have a kind in every group.
+// A schema without the extension, and with a nil gv, is returned unchanged.
 func (h *Handler) kindsOfGroup(model json.RawMessage, gv *schema.GroupVersion) (json.RawMessage, error) {
 	at := bytes.Index(model, []byte(`"`+kindExtension+`":`))
 	if at < 0 || gv == nil {

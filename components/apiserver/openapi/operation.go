@@ -58,7 +58,7 @@ type paths struct {
 // newPaths returns paths without operations, for a v3 document or the v2 document.
 func newPaths(v3 bool) *paths { return &paths{v3: v3, operations: map[string][]*operation{}} }
 
-// add adds an operation, and the schemas of its request body and response.
+// add adds an operation to the document, and the names of the schemas of its request body and response to the models.
 func (p *paths) add(op *operation) {
 	p.operations[op.path] = append(p.operations[op.path], op)
 	for _, model := range []string{op.body, op.answer} {
@@ -174,14 +174,14 @@ func commonParameters(ops []*operation) map[nameIn]parameter {
 	return common
 }
 
-// sorted sorts the parameters of an operation in place by name and returns them.
+// sorted sorts parameters in place by name, and by query or path, and returns them.
 func sorted(all []parameter) []parameter {
 	slices.SortFunc(all, func(a, b parameter) int { return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.in, b.in)) })
 	return all
 }
 
-// item returns the JSON object of one operation. common are the parameters that the path contains
-// for all operations. See items for shared.
+// item returns the JSON object of one operation. common are the parameters that the path contains for all operations,
+// which it omits. shared collects the parameters of the whole v2 document.
 func (p *paths) item(op *operation, common map[nameIn]parameter, shared map[string]any) (members, error) {
 	own := slices.DeleteFunc(slices.Clone(op.parameters), func(x parameter) bool {
 		_, ok := common[nameIn{x.name, x.in}]
@@ -287,8 +287,8 @@ func (p *paths) content(schema members, types []string) map[string]any {
 	return out
 }
 
-// parameter returns the JSON object of a parameter, or in v2 a reference to it after it has added
-// the parameter to shared.
+// parameter returns the JSON object of a parameter. In v2, it adds most parameters to shared, the parameters of the
+// whole document, and returns a reference.
 func (p *paths) parameter(x parameter, shared map[string]any) (any, error) {
 	var out members
 	if !p.v3 {
@@ -317,8 +317,8 @@ func (p *paths) parameter(x parameter, shared map[string]any) (any, error) {
 	return append(out, member{"schema", members{{"type", x.kind}, {"uniqueItems", true}}}), nil
 }
 
-// body returns the v2 parameter for the request body of an operation. v3 has a separate description
-// of bodies instead.
+// body returns the v2 parameter for the request body of an operation, or a reference to it in shared if its type is a
+// common one such as DeleteOptions. In v3, bodies are not parameters.
 func (p *paths) body(op *operation, shared map[string]any) (any, error) {
 	out := members{{"name", "body"}, {"in", "body"}}
 	if op.bodyRequired {

@@ -45,9 +45,9 @@ func modelOf(obj runtime.Object) string {
 	return ""
 }
 
-// modelsOf returns the names of the schemas of a resource's objects and lists. They are "" if there
-// are none, and then the resource is not in the document. It adds the schemas of a custom resource
-// to p.custom.
+// modelsOf returns the names of the schemas of a resource's objects and lists. They are "" if there are none or a
+// custom resource's schema cannot be published, and then the resource is not in the document. It adds the schemas of
+// a custom resource to p.custom.
 func (p *paths) modelsOf(r *registry.Resource) (model, listModel string) {
 	if r.Custom != nil {
 		// Skip a definition that cannot be published, so that the others are published.
@@ -79,7 +79,8 @@ type resourceOperations struct {
 	tag        string
 }
 
-// resource adds all operations of the resource r and its subresources to the document.
+// resource adds all operations of the resource r and its subresources to the document. It adds nothing if r has no
+// schema.
 func (p *paths) resource(r *registry.Resource) {
 	w := resourceOperations{Resource: r, tag: tag(r.Group, r.Version)}
 	w.model, w.listModel = p.modelsOf(r)
@@ -131,9 +132,9 @@ func kindOfGVK(gvk schema.GroupVersionKind) groupVersionKind {
 // kindOfResource returns the kind of the resource's objects in the form in which operations contain it.
 func kindOfResource(w resourceOperations) groupVersionKind { return kindOfGVK(w.GVK()) }
 
-// newOperation returns an operation of a resource with its ID and path parameters. method is the
-// HTTP method, verb the Kubernetes action, name the first word of the ID (such as "read"), sub the
-// subresource or "", and kind the kind of the operation.
+// newOperation returns an operation of a resource with its ID and path parameters. method is the HTTP method, verb
+// the Kubernetes action, name the first word of the ID (such as "read"), sub the subresource or "", and kind the kind
+// of the operation. The caller sets the description, the bodies and the query parameters.
 func (w resourceOperations) newOperation(method, verb, name, path, sub string, kind groupVersionKind) *operation {
 	op := &operation{
 		path: path, method: method, action: verb, kind: kind, tag: w.tag,
@@ -214,8 +215,8 @@ func (p *paths) list(w resourceOperations, path string) {
 	p.add(op)
 }
 
-// watches adds the deprecated paths for watching built-in kinds, which begin with /watch after the
-// version.
+// watches adds the deprecated paths for watching built-in kinds, which begin with /watch after the version. It does
+// nothing for custom resources.
 func (p *paths) watches(w resourceOperations) {
 	if w.Custom != nil {
 		return
@@ -328,8 +329,8 @@ func article(noun string) string {
 	return " a "
 }
 
-// tag returns the tag of a group's operations, by which clients group them, e.g. "apps_v1" or
-// "core_v1".
+// tag returns the tag of a group version's operations, by which clients group them, e.g. "apps_v1" or "core_v1". For
+// an empty version it is that of the group.
 func tag(group, version string) string {
 	out := groupName(group, false)
 	if version != "" {
@@ -420,8 +421,8 @@ func (h *Handler) sections() map[string]*schema.GroupVersion {
 	return out
 }
 
-// custom reports whether an API group contains only custom resources. As in upstream, the documents
-// do not include the discovery paths of such groups. The caller must hold h.mu.
+// custom reports whether no built-in resource of the API group is served. As in upstream, the documents do not
+// include the discovery paths of groups of custom resources. The caller must hold h.mu.
 func (h *Handler) custom(group string) bool {
 	for _, r := range h.served {
 		if r.Group == group && r.Custom == nil {
@@ -431,7 +432,8 @@ func (h *Handler) custom(group string) bool {
 	return true
 }
 
-// section adds the operations of the v3 document with this name to p. See sections for gv.
+// section adds the operations of the v3 document with this name to p: those of all resources of the group and version
+// gv and its discovery path or, if gv is nil, that of the path with this name.
 func (h *Handler) section(p *paths, name string, gv *schema.GroupVersion) {
 	if gv == nil {
 		p.general("/" + name)

@@ -69,8 +69,8 @@ func deleteCollectionQuery() []parameter {
 	return slices.Concat(deleteQuery, queryParameters(metav1.ListOptions{}, "watch", "allowWatchBookmarks"))
 }
 
-// streamQuery returns the query parameters of a streaming subresource. kind is the kind of its
-// options, such as "PodExecOptions".
+// streamQuery returns the query parameters of a streaming subresource. kind is the kind of its options, such as
+// "PodExecOptions". It returns none for kinds that have no options.
 func streamQuery(kind string) []parameter {
 	switch kind {
 	case "PodExecOptions":

@@ -38,8 +38,8 @@ func Bindings() *api.Resource {
 	}.Resource()
 }
 
-// Actions returns the actions of pods, binding and eviction, for the resources that reg serves. The
-// API server adds them to the registry.
+// Actions returns the actions of pods, binding and eviction, for the resources that reg serves. It returns none if
+// pods are not served. The API server adds them to the registry.
 func Actions(reg *registry.Registry) []*registry.Action {
 	if reg.Lookup(pods) == nil {
 		return nil
@@ -61,8 +61,9 @@ func bindAction(resource schema.GroupVersionResource, subresource string) *regis
 	}
 }
 
-// bind handles a POST of a Binding: it assigns the pod to the node b.Target. It returns a conflict
-// if the pod is already assigned, is being deleted or has scheduling gates.
+// bind handles a POST of a Binding: it assigns the pod to the node b.Target. It returns a conflict if the pod is
+// already assigned, is being deleted or has scheduling gates, or does not have the UID or resource version in the
+// Binding.
 func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error) {
 	b, ok := call.Object.(*corev1.Binding)
 	if !ok {
@@ -106,7 +107,7 @@ func unnamed(b *corev1.Binding) error {
 	return apierrors.NewBadRequest("Name parameter required.")
 }
 
-// validateBinding returns the errors of a Binding: its target must be a valid Node name.
+// validateBinding returns the errors of a Binding: its target must be a Node, or have no kind, with a valid name.
 func validateBinding(b *corev1.Binding) field.ErrorList {
 	var errs field.ErrorList
 	if kind := b.Target.Kind; kind != "" && kind != "Node" {
@@ -124,8 +125,8 @@ func validateBinding(b *corev1.Binding) field.ErrorList {
 	return errs
 }
 
-// assign sets the node of the pod, its condition PodScheduled, and the labels and annotations of
-// the Binding.
+// assign sets the node of the pod, its condition PodScheduled, and the labels and annotations of the Binding. It
+// returns an error, and changes nothing, if the pod is being deleted, is already assigned, or has scheduling gates.
 func assign(pod *corev1.Pod, b *corev1.Binding) error {
 	switch {
 	case pod.DeletionTimestamp != nil:
@@ -150,8 +151,8 @@ func assign(pod *corev1.Pod, b *corev1.Binding) error {
 	return nil
 }
 
-// setCondition adds the condition c to the pod's status or replaces the one of the same type. The
-// transition time changes only if the status does.
+// setCondition adds the condition c to the pod's status or replaces the one of the same type. The transition time
+// changes only if the status does.
 func setCondition(pod *corev1.Pod, c corev1.PodCondition) {
 	c.LastTransitionTime = metav1.NewTime(time.Now().Truncate(time.Second))
 	for i := range pod.Status.Conditions {

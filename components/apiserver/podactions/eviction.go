@@ -52,8 +52,8 @@ func evictAction(reg *registry.Registry) *registry.Action {
 // registry.
 type evictor struct{ registry *registry.Registry }
 
-// run handles a POST to pods/eviction: it deletes the pod if its PodDisruptionBudget allows that,
-// and otherwise returns an error 429.
+// run handles a POST to pods/eviction: it deletes the pod if its PodDisruptionBudget allows that, if it has none, or
+// if no budget counts the pod. Otherwise it returns an error 429.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
 func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Object, error) {
@@ -124,9 +124,9 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
-// evictUncounted evicts the pod if no budget counts it, because it has terminated, is being deleted
-// or is pending, and returns gone true. Otherwise it only returns the pod. A pending pod may start
-// in the meantime, so only its current version is deleted.
+// evictUncounted evicts the pod if no budget counts it, because it has terminated, is being deleted or is pending,
+// and returns gone true. Otherwise it only returns the pod. A pending pod may start in the meantime, so only its
+// current version is deleted; after a conflict it tries again, up to maxAttempts times.
 func (e *evictor) evictUncounted(ctx context.Context, call registry.ActionCall, opts *metav1.DeleteOptions) (pod *corev1.Pod, gone bool, err error) {
 	for range maxAttempts {
 		if pod, err = e.pod(ctx, call); err != nil {
@@ -166,8 +166,8 @@ func withResourceVersion(opts *metav1.DeleteOptions, version string) *metav1.Del
 	return opts
 }
 
-// evict adds the condition DisruptionTarget to a pod and deletes it. It returns a conflict if the
-// pod does not meet the preconditions of opts, or was deleted and created again.
+// evict adds the condition DisruptionTarget to a pod and deletes it. On a dry run it only simulates the deletion. It
+// returns a conflict if the pod does not meet the preconditions of opts, or was deleted and created again.
 func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts *metav1.DeleteOptions) error {
 	opts = opts.DeepCopy()
 	if opts.Preconditions == nil {
@@ -202,8 +202,8 @@ func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts 
 	return call.Delete(ctx, opts)
 }
 
-// checkPreconditions returns a conflict if the pod does not have the UID and resource version that
-// must contains.
+// checkPreconditions returns a conflict if the pod does not have the UID and resource version that must contains. A
+// nil or empty value matches all.
 func checkPreconditions(p *corev1.Pod, must *metav1.Preconditions) error {
 	conflict := func(format string, args ...any) error {
 		return apierrors.NewConflict(schema.GroupResource{Resource: "Pod"}, p.Name, fmt.Errorf(format, args...))
@@ -217,7 +217,8 @@ func checkPreconditions(p *corev1.Pod, must *metav1.Preconditions) error {
 	return nil
 }
 
-// pod returns the pod of an eviction, including all previous writes.
+// pod returns the pod of an eviction, after all completed writes, or a NotFound error. It is shared and must not be
+// modified.
 func (e *evictor) pod(ctx context.Context, call registry.ActionCall) (*corev1.Pod, error) {
 	res := e.registry.Lookup(pods)
 	entry, err := res.Collection.Get(ctx, res.Key(call.Namespace, call.Name), -1)
@@ -284,9 +285,9 @@ func (e *evictor) budget(ctx context.Context, pod *corev1.Pod) (*store.Entry, er
 	return mine, nil
 }
 
-// takeDisruption decrements the allowed disruptions of the budget mine in the store (not on a dry
-// run). It returns an error if the budget allows no disruption. guarded is false if the pod is
-// unready and can be evicted regardless of the budget.
+// takeDisruption decrements the allowed disruptions of the budget mine in the store (not on a dry run). It returns an
+// error if the budget allows no disruption, or after maxAttempts conflicts. guarded is false if the pod is unready
+// and can be evicted regardless of the budget; nothing is written then.
 func (e *evictor) takeDisruption(ctx context.Context, pod *corev1.Pod, mine *store.Entry, dryRun bool) (guarded bool, err error) {
 	res := e.registry.Lookup(budgets)
 	var lost *store.ConflictError
@@ -331,8 +332,8 @@ func budgetOf(res *registry.Resource, entry *store.Entry) (*policyv1.PodDisrupti
 	return b, nil
 }
 
-// evictableUnready reports whether a pod is unready and its budget's unhealthyPodEvictionPolicy
-// allows evicting it regardless of the allowed disruptions.
+// evictableUnready reports whether a pod is unready and its budget allows evicting it regardless of the allowed
+// disruptions: unhealthyPodEvictionPolicy is AlwaysAllow, or enough other pods are healthy.
 func evictableUnready(pod *corev1.Pod, b *policyv1.PodDisruptionBudget) bool {
 	if podutil.Ready(pod) {
 		return false
@@ -343,8 +344,8 @@ func evictableUnready(pod *corev1.Pod, b *policyv1.PodDisruptionBudget) bool {
 	return b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0
 }
 
-// take records in the status of the budget b that the pod is evicted. It returns an error if the
-// status is outdated or the budget allows no disruption.
+// take records in the status of the budget b that the pod is evicted, without writing it. It returns an error if the
+// status is outdated, too many evictions are pending, or the budget allows no disruption.
 func take(b *policyv1.PodDisruptionBudget, pod string) error {
 	gr := schema.GroupResource{Group: policyv1.GroupName, Resource: "poddisruptionbudget"}
 	forbidden := func(reason, why string) error {
@@ -404,7 +405,7 @@ func budgetNotReady(budget string) error {
 	return tooMany(fmt.Sprintf("The disruption budget %s is still being processed by the server.", budget), 10)
 }
 
-// withBudgetCause adds a cause to an error about a disruption budget.
+// withBudgetCause adds a cause of the type DisruptionBudget to err and returns err.
 func withBudgetCause(err *apierrors.StatusError, cause string) error {
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: cause})
 	return err

@@ -12,8 +12,9 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// TokenReview handles a TokenReview request: it authenticates the token in r, sets the status of r
-// and returns r. A wrong token is not an error but reported in the status.
+// TokenReview handles a TokenReview request: it authenticates the token in r for the audiences in r, by default those
+// of this server, sets the status of r and returns r. A wrong token is not an error but reported in the status. It
+// returns a BadRequest error if r contains no token.
 func (cfg Config) TokenReview(ctx context.Context, r *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
 	if r.Spec.Token == "" {
 		return nil, apierrors.NewBadRequest("token is required for TokenReview in authentication")

@@ -46,7 +46,8 @@ func (cfg Config) SelfSubjectAccessReview(ctx context.Context, r *authorizationv
 }
 
 // LocalSubjectAccessReview handles a LocalSubjectAccessReview request: it does the same as SubjectAccessReview for an
-// action in the namespace of the request. It returns a BadRequest error if r names another namespace.
+// action on a resource in namespace, the namespace of the request. It returns a BadRequest error if r names another
+// namespace or no resource.
 func (cfg Config) LocalSubjectAccessReview(ctx context.Context, namespace string, r *authorizationv1.LocalSubjectAccessReview) (*authorizationv1.LocalSubjectAccessReview, error) {
 	if namespace == "" {
 		return nil, apierrors.NewBadRequest("namespace is required on this type: " + namespace)
@@ -62,8 +63,9 @@ func (cfg Config) LocalSubjectAccessReview(ctx context.Context, namespace string
 	return r, nil
 }
 
-// SelfSubjectRulesReview handles a SelfSubjectRulesReview request (kubectl auth can-i --list): it
-// returns the permissions of the requesting user in a namespace.
+// SelfSubjectRulesReview handles a SelfSubjectRulesReview request (kubectl auth can-i --list): it returns the
+// permissions of the requesting user in the namespace that r names. The status reports whether the list is
+// incomplete. It returns a BadRequest error if r names no namespace.
 func (cfg Config) SelfSubjectRulesReview(ctx context.Context, r *authorizationv1.SelfSubjectRulesReview) (*authorizationv1.SelfSubjectRulesReview, error) {
 	u, ok := request.UserFrom(ctx)
 	if !ok {
@@ -94,7 +96,7 @@ func (cfg Config) SelfSubjectRulesReview(ctx context.Context, r *authorizationv1
 	return out, nil
 }
 
-// subject returns the user about whom a SubjectAccessReview asks.
+// subject returns the user whose permissions a SubjectAccessReview requests.
 func subject(spec *authorizationv1.SubjectAccessReviewSpec) user.Info {
 	u := &user.DefaultInfo{Name: spec.User, UID: spec.UID, Groups: spec.Groups}
 	if len(spec.Extra) > 0 {
@@ -106,8 +108,8 @@ func subject(spec *authorizationv1.SubjectAccessReviewSpec) user.Info {
 	return u
 }
 
-// review asks the authorizer whether u may perform the action, on a resource (res) or a path
-// (other). It returns a BadRequest error if both are nil.
+// review requests a decision from the authorizer about an action of u, on a resource (res) or, if that is nil, on a
+// path (other). It returns a BadRequest error if both are nil.
 func (cfg Config) review(ctx context.Context, u user.Info, res *authorizationv1.ResourceAttributes, other *authorizationv1.NonResourceAttributes) (authorizationv1.SubjectAccessReviewStatus, error) {
 	var attrs authorizer.AttributesRecord
 	switch {
@@ -149,8 +151,8 @@ func evaluationError(err error, attrs authorizer.AttributesRecord) string {
 	return strings.Join(all, "; ")
 }
 
-// resourceAttributes converts the action on a resource that a review asks about to attributes for
-// the authorizer. Invalid selectors result in errors in the attributes.
+// resourceAttributes converts the action on a resource in a review to attributes for the authorizer. An empty version
+// means all versions. Invalid selectors result in errors in the attributes.
 func resourceAttributes(u user.Info, in *authorizationv1.ResourceAttributes) authorizer.AttributesRecord {
 	attrs := authorizer.AttributesRecord{
 		User: u, Verb: in.Verb, Namespace: in.Namespace,

@@ -104,7 +104,8 @@ func (k *LeaseManager) Run(ctx context.Context) error {
 	}
 }
 
-// renew writes the Lease with the renewal time now. It creates the Lease if it does not exist.
+// renew writes the Lease with the renewal time now. It creates the Lease if it does not exist. After a conflict, or
+// if the Lease was deleted, it reads the Lease and tries again.
 func (k *LeaseManager) renew(ctx context.Context, now time.Time) error {
 	var err error
 	lease := k.last
@@ -148,7 +149,8 @@ func (k *LeaseManager) desired(lease *coordinationv1.Lease, now time.Time) *coor
 	return out
 }
 
-// clean deletes the Leases of API servers that had expired at now.
+// clean deletes the Leases of API servers that had expired at now or have no renewal time. Leases that change
+// meanwhile are kept.
 func (k *LeaseManager) clean(ctx context.Context, now time.Time) error {
 	all, err := k.cfg.Leases.List(ctx, metav1.ListOptions{LabelSelector: labels.Set{label: server}.String()})
 	if err != nil {

@@ -1,8 +1,8 @@
 package wire
 
-// LookupField returns the value of the field of a protobuf message at path, the field numbers from
-// the outermost message inwards, without decoding anything else. It returns nil if the field is not
-// set, and an error if raw is malformed. The result is a subslice of raw.
+// LookupField returns the value of the field of a protobuf message at path, the field numbers from the outermost
+// message inwards, without decoding anything else. path must not be empty. It returns nil if the field is not set,
+// and an error if raw is malformed. The result is a subslice of raw.
 func LookupField(raw []byte, path []int) ([]byte, error) {
 	var found []byte
 	for data := raw; len(data) > 0; {
@@ -36,13 +36,13 @@ type Labels struct{ raw []byte }
 // LabelsOf returns the labels of the object with the protobuf message raw. They share its memory.
 func LabelsOf(raw []byte) Labels { return Labels{raw} }
 
-// Has reports whether the object has the label.
+// Has reports whether the object has the label. It returns false if the message is malformed.
 func (l Labels) Has(label string) bool {
 	_, ok := l.Lookup(label)
 	return ok
 }
 
-// Get returns the value of a label, or "" if it does not exist.
+// Get returns the value of a label, or "" if the object does not have the label.
 func (l Labels) Get(label string) string {
 	value, _ := l.Lookup(label)
 	return value

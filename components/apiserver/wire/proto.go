@@ -73,8 +73,8 @@ func ParseEnvelope(data []byte) (Envelope, error) {
 	return e, err
 }
 
-// Raw returns the protobuf message of an object in bytes from etcd. current reports whether it was
-// written with the current Level, so that it can be served unchanged. Raw is like ParseEnvelope
+// Raw returns the protobuf message of an object in data, bytes from etcd. It shares memory with data. current reports
+// whether it was written with the current Level, so that it can be served unchanged. Raw is like ParseEnvelope
 // without allocations.
 func Raw(data []byte) (raw []byte, current bool, err error) {
 	from, to, current, err := bounds(data)
@@ -84,8 +84,8 @@ func Raw(data []byte) (raw []byte, current bool, err error) {
 	return data[from:to:to], current, nil
 }
 
-// Current returns the range of the protobuf message in bytes from etcd. ok is false if they were
-// not written with the current Level, so that the object must be decoded and defaulted.
+// Current returns the range [from, to) of the protobuf message in bytes from etcd. ok is false if they were not
+// written with the current Level or are malformed, so that the object must be decoded and defaulted.
 func Current(data []byte) (from, to int, ok bool) {
 	from, to, current, err := bounds(data)
 	return from, to, current && err == nil
@@ -120,8 +120,8 @@ func bounds(data []byte) (from, to int, current bool, err error) {
 	return from, to, level == Level, nil
 }
 
-// ownBounds returns the range of the protobuf message in data without the Magic if Store has
-// written it with the current Level. Otherwise ok is false. It is faster than parsing all fields.
+// ownBounds returns the range of the protobuf message in data, which is without the Magic, if Store has written it
+// with the current Level. Otherwise ok is false. It is faster than parsing all fields.
 func ownBounds(data []byte) (from, to int, ok bool) {
 	if len(data) < 2 || data[0] != tagTypeMeta || data[1] >= 0x80 || len(data) < 3+int(data[1]) {
 		return 0, 0, false
@@ -192,8 +192,8 @@ func nextField(data []byte) (number int, value []byte, n uint64, rest []byte, er
 	return 0, nil, 0, nil, ErrEnvelope
 }
 
-// Metadata returns the metadata field of an object's protobuf message, including its tag. This is
-// the message of the object's PartialObjectMetadata.
+// Metadata returns the metadata field of an object's protobuf message, including its tag, or nil if it has none. This
+// is the message of the object's PartialObjectMetadata. It returns ErrEnvelope if raw is malformed.
 func Metadata(raw []byte) ([]byte, error) {
 	var out []byte
 	for data := raw; len(data) > 0; {
@@ -217,7 +217,8 @@ func Metadata(raw []byte) ([]byte, error) {
 // fieldManaged is the field number of ObjectMeta.managedFields.
 const fieldManaged = 17
 
-// AppendUnmanaged appends the protobuf message raw of an object without its managed fields to dst.
+// AppendUnmanaged appends the protobuf message raw of an object without its managed fields to dst. It returns
+// ErrEnvelope if raw is malformed.
 func AppendUnmanaged(dst, raw []byte) ([]byte, error) {
 	for data := raw; len(data) > 0; {
 		number, metadata, _, rest, err := nextField(data)
