@@ -16,14 +16,15 @@ import (
 // firstSegment is the file name of the first segment of an etcd member's write-ahead log.
 const firstSegment = "0000000000000000-0000000000000000.wal"
 
-// clearPartialBootstrap removes the data of a member's first start if that was interrupted before
-// the first raft state was in the write-ahead log. etcd would treat the data as a member of a known
-// cluster and wait for a leader forever, because the log contains the member's identity but not its
-// membership. Nothing, not even a vote, was acknowledged, so etcd may start from the beginning. dir
-// is the data directory, members the number of members in the initial cluster.
+// clearPartialBootstrap removes the data of a member's first start if that was interrupted before the first raft
+// state was in the write-ahead log. etcd would treat the data as a member of an existing cluster and wait for a
+// leader forever, because the log contains the member's identity but not its membership. Nothing, not even a vote,
+// was acknowledged, so etcd may start from the beginning. dir is the data directory, members the number of members in
+// the initial cluster.
 //
-// If the database contains more entries than a bootstrap writes, the log was lost. That is an
-// error, and the data is not touched.
+// It changes nothing and returns nil if the log contains raft state or more than one segment. Without a log, it
+// removes only an incomplete database file (see clearPartialDatabase). If the database contains more entries than a
+// bootstrap writes, the log was lost: that is an error, and the data is not changed.
 func clearPartialBootstrap(dir string, members int) error {
 	logDir := datadir.ToWALDir(dir)
 	entries, err := os.ReadDir(logDir)
@@ -72,9 +73,9 @@ func clearPartialBootstrap(dir string, members int) error {
 // it creates a file.
 const initialPages = 4
 
-// clearPartialDatabase removes the database file of a data directory without a log if its creation
-// was interrupted by a full disk. Such a file is too small and contains no data, but etcd would
-// treat it as damaged.
+// clearPartialDatabase removes the database file of a data directory without a log if its creation was interrupted by
+// a full disk. Such a file is smaller than initialPages and contains no data, but etcd would treat it as damaged. It
+// changes nothing if there is no file, if the file is larger, or if there are snapshots of the log.
 func clearPartialDatabase(dir string) error {
 	file := datadir.ToBackendFileName(dir)
 	info, err := os.Stat(file)
@@ -91,8 +92,9 @@ func clearPartialDatabase(dir string) error {
 	return os.Remove(file)
 }
 
-// isEmptyLog reports whether the write-ahead log that begins with the segment file contains no raft
-// state. It returns false if the segment cannot be decoded; etcd then reports the error.
+// isEmptyLog reports whether the segment file, the first one of a write-ahead log, contains no raft state (term, vote
+// or commit index). It returns false without an error if a record cannot be decoded; etcd reports that error when it
+// reads the log.
 func isEmptyLog(file string) (bool, error) {
 	f, err := os.Open(file)
 	if err != nil {

@@ -40,8 +40,8 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
-// options are the values of the command's flags. Those that config converts before they become part of the Config
-// have their own fields.
+// options are the values of the flags of `hyperkube etcd`. Those that config converts before they become part of the
+// Config have their own fields.
 type options struct {
 	cfg                 Config
 	heartbeat, election uint // in milliseconds
@@ -49,7 +49,7 @@ type options struct {
 	file                string
 }
 
-// addFlags adds all flags except for --config-file.
+// addFlags adds all flags of `hyperkube etcd` except for --config-file to flags. Their values are stored in o.
 func (o *options) addFlags(flags *pflag.FlagSet) {
 	cfg := &o.cfg
 	flags.StringVar(&cfg.DataDir, "data-dir", "default.etcd", "Path to the data directory.")
@@ -85,9 +85,9 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&cfg.NoSync, "unsafe-no-fsync", false, "Disable fsync: faster, for tests. A power failure may lose data or corrupt the member.")
 }
 
-// config returns the configuration that the flags or the configuration file specify; the file
-// replaces the flags. Logs are written to out. It returns an error if the file is invalid or
-// --logger is not zap.
+// config returns the configuration that the flags specify, or the configuration file if --config-file is set; the
+// flags are ignored then. Logs are written to out. It returns an error if the file cannot be read or is invalid, or
+// if --logger is not zap; New checks the other values.
 func (o *options) config(out io.Writer) (Config, error) {
 	if o.file != "" {
 		fromFile, err := readConfigFile(o.file)

@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/serving/tlsdefaults"
 )
 
-// TLS names the TLS files of one kind of listener. Without CertFile and KeyFile the listener is not
-// encrypted.
+// TLS names the TLS files for the listeners of one kind, for clients or for peers. Without CertFile and KeyFile the
+// listeners are not encrypted.
 type TLS struct {
 	CertFile, KeyFile string
 	// TrustedCAFile is the CA that signs the certificates of clients or peers.
@@ -26,10 +26,11 @@ type TLS struct {
 	ClientCertAuth bool
 }
 
-// enabled reports whether a certificate is configured, so that the server uses TLS.
+// enabled reports whether a certificate or a key is configured, so that the server uses TLS.
 func (t TLS) enabled() bool { return t.CertFile != "" || t.KeyFile != "" }
 
-// info converts the files to the form that etcd's libraries use.
+// info converts the files to the form that etcd's libraries use, with the cipher suites of all servers of this
+// project.
 func (t TLS) info() transport.TLSInfo {
 	return transport.TLSInfo{
 		CertFile: t.CertFile, KeyFile: t.KeyFile,
@@ -60,6 +61,7 @@ type Config struct {
 	// certificates. Empty disables them.
 	ListenMetricsURLs []string
 
+	// ClientTLS and PeerTLS are the TLS files for the client URLs and the peer URLs.
 	ClientTLS, PeerTLS TLS
 
 	// InitialCluster lists all members as "name=peerURL,…" and is used when the data directory is
@@ -126,14 +128,15 @@ const (
 	singleBatchInterval = time.Second
 )
 
-// singleMember reports whether the configuration describes a cluster whose only member is this one.
-// It can be wrong if members join later.
+// singleMember reports whether the configuration describes a cluster whose only member is this one: it does not join
+// an existing cluster, and InitialCluster has at most one member. It can be wrong if members join later.
 func (c *Config) singleMember() bool {
 	return c.InitialClusterState != embed.ClusterStateFlagExisting && !strings.Contains(c.InitialCluster, ",")
 }
 
-// embed validates c and returns the configuration of the etcd library, with the defaults of this
-// package. etcd logs to logger.
+// embed validates c and returns the configuration of the etcd library, with the defaults of this package. etcd logs
+// to logger. It returns an error if DataDir is empty, a certificate, key or CA file is missing, the scheme of a URL
+// does not match the TLS files, or the etcd library rejects a value. It does not read the files.
 func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	if c.DataDir == "" {
 		return nil, errors.New("etcd: no data directory")
@@ -225,7 +228,8 @@ func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	return out, nil
 }
 
-// local returns the default URL of a port that only this machine can reach.
+// local returns the default URL for a port, which only this machine can reach: 127.0.0.1 with https if t has a
+// certificate, otherwise with http.
 func local(t TLS, port int) string {
 	scheme := "http"
 	if t.enabled() {
@@ -234,7 +238,7 @@ func local(t TLS, port int) string {
 	return fmt.Sprintf("%s://127.0.0.1:%d", scheme, port)
 }
 
-// parseURLs parses URLs, which must have a scheme and a host.
+// parseURLs parses URLs. It returns an error if one of them is malformed or has no scheme or host.
 func parseURLs(texts []string) ([]url.URL, error) {
 	var out []url.URL
 	for _, text := range texts {

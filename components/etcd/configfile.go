@@ -12,11 +12,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// readConfigFile reads a configuration file of etcd: a YAML document whose keys are names of flags.
-// The TLS files are in the sections client-transport-security and peer-transport-security. It
-// returns an error for a key that is not a flag of the command, unless its value is false or empty,
-// so that no setting is silently ignored. See
-// https://etcd.io/docs/v3.6/op-guide/configuration/#configuration-file.
+// readConfigFile reads a configuration file of etcd: a YAML document whose keys are names of flags. The TLS files are
+// in the sections client-transport-security and peer-transport-security. Keys without a value keep the default. It
+// returns an error for a key that is not a flag of the command, unless its value is false or empty, so that no
+// setting is silently ignored. See https://etcd.io/docs/v3.6/op-guide/configuration/#configuration-file.
 func readConfigFile(file string) (*options, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -25,8 +24,8 @@ func readConfigFile(file string) (*options, error) {
 	return parseConfigFile(file, data)
 }
 
-// parseConfigFile parses data, the content of the configuration file with the path file, which
-// errors contain.
+// parseConfigFile parses data, the content of an etcd configuration file, as described for readConfigFile. file is
+// its path, which is only used in errors.
 func parseConfigFile(file string, data []byte) (*options, error) {
 	// As floats, large numbers would lose digits.
 	var settings map[string]any

@@ -27,11 +27,11 @@ const (
 	adviseLog    = "its database may be intact: restore a copy of it with hyperkube snapshot restore --skip-hash-check, or " + adviseBackup
 )
 
-// checkDamage returns an error with a remedy if the data directory dir has damage at which etcd
-// would panic without an explanation or hang: a missing or damaged database, or a write-ahead log
-// that ends before the last entry that the database contains (new entries would count as applied
-// already). It runs before etcd opens the data, and reads no more than etcd itself reads during
-// startup.
+// checkDamage returns an error with a remedy if the data directory dir has damage at which etcd would panic without
+// an explanation or hang: a missing or damaged database, or, in a single-member cluster, a write-ahead log that is
+// missing or ends before the last entry that the database contains (new entries would count as applied already). It
+// runs before etcd opens the data, and reads no more than etcd itself reads during startup. An empty or missing data
+// directory is not an error.
 func checkDamage(dir string) error {
 	logDir, file := datadir.ToWALDir(dir), datadir.ToBackendFileName(dir)
 	segments, err := filesWithSuffix(logDir, ".wal")
@@ -72,8 +72,9 @@ func checkDamage(dir string) error {
 	return nil
 }
 
-// inspectDatabase calls database.Inspect for the database file and adds a remedy to its error. A
-// failing disk has another remedy than damaged data.
+// inspectDatabase calls database.Inspect for the database file and adds a remedy to its error: to check the disk if
+// it cannot read the file, and otherwise to restore a backup. It returns empty contents and no error if the file does
+// not exist.
 func inspectDatabase(file string) (database.Contents, error) {
 	db, err := database.Inspect(file)
 	if err == nil {
@@ -86,8 +87,9 @@ func inspectDatabase(file string) (database.Contents, error) {
 	return db, fmt.Errorf("the database %s is damaged: %w: %s", file, err, adviseBackup)
 }
 
-// withAdvice adds a remedy to an error with which etcd failed to start, if the cause is a full disk
-// or a damaged write-ahead log. dir is the data directory. Other errors are returned unchanged.
+// withAdvice adds a remedy to an error with which etcd failed to start, if the cause is a full disk or a damaged
+// write-ahead log. dir is the data directory, for the text. It returns other errors unchanged, including other errors
+// of the operating system, and nil for nil.
 func withAdvice(err error, dir string) error {
 	if err == nil {
 		return nil
@@ -141,9 +143,9 @@ type walState struct {
 	lastIndex, snapshotIndex uint64
 }
 
-// inspectLog returns the state of a write-ahead log from its segment files, in order. To be fast,
-// it reads only the frame headers of the newest segments, and decodes only the last entry and the
-// last snapshot.
+// inspectLog returns the index of the last entry and of the last snapshot of a write-ahead log from its segment
+// files, in order. To be fast, it begins with the newest segment, stops when it has found both, and decodes only the
+// last entry and the last snapshot of a segment.
 func inspectLog(segments []string) (out walState, err error) {
 	for _, file := range slices.Backward(segments) {
 		here, err := inspectSegment(file)
@@ -161,8 +163,9 @@ func inspectLog(segments []string) (out walState, err error) {
 // frame is the position of one record in a segment file, in bytes.
 type frame struct{ offset, size int64 }
 
-// inspectSegment returns the indexes of the last entry and the last snapshot in one segment file,
-// ignoring an incomplete record at its end.
+// inspectSegment returns the indexes of the last entry and the last snapshot in one segment file. It ends at the
+// first record that is not complete or not written yet. If the last record of a kind cannot be decoded, it uses the
+// one before.
 func inspectSegment(file string) (out walState, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -212,8 +215,8 @@ func inspectSegment(file string) (out walState, err error) {
 	return out, nil
 }
 
-// indexAt returns the raft index of the entry or snapshot at a position of a segment file, or zero
-// if it cannot be read.
+// indexAt returns the raft index of the entry or snapshot at a position of a segment file. It returns zero if the
+// record cannot be read or decoded, and for the zero frame.
 func indexAt(f *os.File, at frame) uint64 {
 	data := make([]byte, at.size)
 	if _, err := f.ReadAt(data, at.offset); err != nil {

@@ -17,8 +17,8 @@ import (
 type DialConfig struct {
 	// Servers are the client URLs, e.g. https://10.0.0.1:2379.
 	Servers []string
-	// CAFile is the CA of the servers' certificates. CertFile and KeyFile are the client
-	// certificate. All are empty for plain http.
+	// CAFile is the CA of the servers' certificates; if it is empty, the CAs of the system are used. CertFile and
+	// KeyFile are the client certificate; either both or none are set. All are empty for plain http.
 	CAFile, CertFile, KeyFile string
 	// Log receives the client's warnings. Nil discards them.
 	Log *slog.Logger
@@ -33,9 +33,9 @@ const (
 	dialTimeout      = 20 * time.Second
 )
 
-// Dial creates a client of an external etcd cluster. It does not wait for a connection. It returns
-// an error if cfg is invalid. The certificate files are read again for later connections, so that
-// they can be renewed.
+// Dial creates a client of an external etcd cluster. It does not wait for a connection. It returns an error if there
+// is no server, a URL is malformed, or a certificate file cannot be read. The certificate and key are read again for
+// later connections, so that they can be renewed.
 func Dial(cfg DialConfig) (*clientv3.Client, error) {
 	if len(cfg.Servers) == 0 {
 		return nil, errors.New("etcd: no servers to connect to")

@@ -11,19 +11,20 @@ import (
 // data directory, the URLs and certificates of clients and peers, the membership and the log, so it must refuse the flags for these.
 type Flags struct{ options options }
 
-// NewFlags adds the flags of etcd to set, which the caller parses.
+// NewFlags adds the flags of `hyperkube etcd`, except for --config-file, to set, which the caller parses.
 func NewFlags(set *pflag.FlagSet) *Flags {
 	f := &Flags{}
 	f.options.addFlags(set)
 	return f
 }
 
-// Validate reports invalid values.
+// Validate returns an error if the parsed flags have an invalid value, as New would for a member with these flags.
 func (f *Flags) Validate() error {
 	_, err := f.config()
 	return err
 }
 
+// config returns the configuration that the flags specify, with their defaults, or an error if it is invalid.
 func (f *Flags) config() (Config, error) {
 	cfg, err := f.options.config(io.Discard)
 	if err == nil {
@@ -32,7 +33,9 @@ func (f *Flags) config() (Config, error) {
 	return cfg, err
 }
 
-// Apply returns base with the values of the flags that are set.
+// Apply returns the configuration of the flags, with their defaults, in which the data directory, name, URLs, TLS
+// files, initial cluster, log and DiskFull are those of base. NoSync is set if either has it. It returns an error if
+// a flag is invalid.
 func (f *Flags) Apply(base Config) (Config, error) {
 	cfg, err := f.config()
 	if err != nil {

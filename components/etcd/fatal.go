@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fatal is the error with which etcd terminates its process: its last log message and the error in
-// it.
+// fatal is the error with which etcd would terminate the process: its last log message, and the error that the
+// message contains, or nil.
 type fatal struct {
 	message string
 	cause   error
@@ -30,9 +30,9 @@ func (f *fatal) Error() string {
 
 func (f *fatal) Unwrap() error { return f.cause }
 
-// startMember calls embed.StartEtcd and converts a termination of the process into an error. etcd
-// terminates the process on most errors of its data files. The caller is expected to exit soon
-// after such an error, because files stay open.
+// startMember calls embed.StartEtcd and converts a termination of the process into an error. etcd terminates the
+// process, by exit or panic, on most errors of its data files. Runtime errors of Go, such as a nil dereference, still
+// panic. The caller is expected to exit soon after such an error, because files stay open.
 func startMember(cfg *embed.Config) (member *embed.Etcd, err error) {
 	defer func() {
 		switch problem := recover().(type) {
@@ -48,9 +48,9 @@ func startMember(cfg *embed.Config) (member *embed.Etcd, err error) {
 	return embed.StartEtcd(cfg)
 }
 
-// fatalHook is called when etcd logs at the fatal level. It exits the process as zap does by
-// default. During startMember it panics with a *fatal instead, which startMember returns as an
-// error.
+// fatalHook is called when etcd logs at the fatal level. It exits the process with code 1, as zap does by default,
+// after it has logged the remedy if the disk is full. During startMember it panics with a *fatal instead, which
+// startMember returns as an error.
 type fatalHook struct {
 	log *slog.Logger
 	// diskFull is Config.DiskFull.
@@ -66,9 +66,9 @@ func (h fatalHook) OnWrite(entry *zapcore.CheckedEntry, fields []zap.Field) {
 	os.Exit(1)
 }
 
-// panicHook is called when etcd logs at the panic level. It panics as zap does by default, during
-// startMember with a *fatal. If the disk is full, it exits without a stack trace, which would hide
-// the cause.
+// panicHook is called when etcd logs at the panic level. It panics as zap does by default, during startMember with a
+// *fatal. If the disk is full, it logs the remedy and exits with code 1, without a stack trace that would hide the
+// cause.
 type panicHook struct{ fatalHook }
 
 // OnWrite implements zapcore.CheckWriteHook. zap calls it after it has written a message at the
@@ -82,8 +82,8 @@ func (h panicHook) OnWrite(entry *zapcore.CheckedEntry, fields []zap.Field) {
 	panic(entry.Message)
 }
 
-// logDiskFull reports whether a full disk has caused problem. In that case it logs the remedy and
-// calls Config.DiskFull.
+// logDiskFull reports whether a full disk has caused problem. In that case it logs the remedy and calls
+// Config.DiskFull, if that is not nil.
 func (h fatalHook) logDiskFull(problem *fatal) bool {
 	if !IsDiskFull(problem) {
 		return false
@@ -98,8 +98,8 @@ func (h fatalHook) logDiskFull(problem *fatal) bool {
 // IsDiskFull reports whether the cause of an error is a full disk or an exceeded disk quota.
 func IsDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// fatalOf converts the log message with which etcd terminates the process to an error. The error
-// field, if there is one, is the cause.
+// fatalOf converts the log message with which etcd terminates the process to an error. The cause is the last of the
+// message's fields that is an error, or nil.
 func fatalOf(message string, fields []zap.Field) *fatal {
 	out := &fatal{message: message}
 	for _, f := range fields {

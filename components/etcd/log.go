@@ -21,9 +21,10 @@ var ignoredWarnings = map[string]bool{
 	"failed to update storage version": true,
 }
 
-// zapLogger returns a zap logger that forwards log entries of etcd at level and above to log (nil
-// discards them) until silent is set. Warnings are always forwarded, because detectRemoval needs
-// them. Entries below the level are not formatted. diskFull is Config.DiskFull.
+// zapLogger returns a zap logger that forwards log entries of etcd at level and above to log until silent is set; a
+// nil log discards them. It always forwards warnings, whatever level is, because detectRemoval needs them, except for
+// ignoredWarnings. Entries below the level are not formatted. At the fatal and panic levels it ends the process, see
+// fatalHook and panicHook. diskFull is Config.DiskFull.
 func zapLogger(log *slog.Logger, level zapcore.Level, silent *atomic.Bool, diskFull func(error)) *zap.Logger {
 	drop := func(message string) bool { return silent.Load() || ignoredWarnings[message] }
 	if log == nil {

@@ -35,7 +35,8 @@ type Server struct {
 	client  atomic.Pointer[clientv3.Client]
 }
 
-// New validates cfg and returns a Server. It does not open files or listeners; Run does.
+// New validates cfg and returns a Server. It does not open files or listeners; Run does. An unknown log level,
+// inconsistent TLS files and malformed URLs are errors.
 func New(cfg Config) (*Server, error) {
 	stopping, removed := new(atomic.Bool), new(atomic.Bool)
 	log := cfg.Log
@@ -56,16 +57,17 @@ func New(cfg Config) (*Server, error) {
 // Ready returns a channel that is closed once the member serves requests.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Client returns the client for code in this process, which calls the member directly. It is nil
-// until Ready is closed. The server owns the client and closes it when Run returns.
+// Client returns the client for code in this process, which calls the member directly. It is nil until Ready is
+// closed. The server owns the client and closes it before Run returns.
 func (s *Server) Client() *clientv3.Client { return s.client.Load() }
 
 // MaxRequestBytes returns the size in bytes above which the member rejects requests of Client.
 func (s *Server) MaxRequestBytes() int64 { return int64(s.cfg.MaxRequestBytes) }
 
-// Run checks the data, then runs the member until ctx is cancelled or the member fails. Errors
-// about damaged data and full disks name the remedy. Every acknowledged write is on disk, however
-// Run returns.
+// Run checks the data, then runs the member until ctx is canceled or the member fails. It returns nil if ctx was
+// canceled. Errors about damaged data and full disks name the remedy; an error that wraps errRemoved means that the
+// member was removed from the cluster. Every acknowledged write is on disk, however Run returns, unless Config.NoSync
+// is set.
 func (s *Server) Run(ctx context.Context) error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return fmt.Errorf("starting etcd: %w", withAdvice(err, s.cfg.Dir))
@@ -130,9 +132,9 @@ func (s *Server) Run(ctx context.Context) error {
 var errRemoved = errors.New("this member has been removed from the cluster and its data cannot be used any more; reset the node and join it again " +
 	"(`hyperkube reset`, then `hyperkube join` as a control plane node)")
 
-// stopReason returns why the member has stopped: an error that wraps errRemoved if it was removed
-// from the cluster, and otherwise err. The member learns of the removal from the raft log or from
-// the responses of other members.
+// stopReason returns why the member has stopped: an error that wraps errRemoved and err if the member was removed
+// from the cluster, and otherwise err. The member learns of the removal from the raft log or from the responses of
+// other members.
 func (s *Server) stopReason(member *embed.Etcd, err error) error {
 	if s.removed.Load() || member.Server.IsIDRemoved(uint64(member.Server.MemberID())) {
 		return fmt.Errorf("%w (%w)", errRemoved, err)

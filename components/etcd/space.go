@@ -59,9 +59,10 @@ func (s *spaceManager) run(ctx context.Context, interval time.Duration) {
 	}
 }
 
-// check defragments the database if much of its file is unused. If the quota is exhausted (the
-// NOSPACE alarm is active), it first compacts the history, and disarms the alarm when there is
-// enough space again. It does nothing if the cluster has several members.
+// check defragments the database file if it is large and less than half of it is in use. If the quota is exhausted
+// (the NOSPACE alarm is active), it first compacts the complete history, then defragments, and disarms the alarm when
+// the database is below disarmPercent of the quota. It does nothing if the cluster has several members, and does not
+// defragment if that would not help (see wouldNotHelp).
 func (s *spaceManager) check(ctx context.Context) error {
 	if len(s.server.Cluster().Members()) > 1 {
 		return nil // a defragmentation would block the other members too
@@ -106,14 +107,14 @@ func (s *spaceManager) check(ctx context.Context) error {
 	return nil
 }
 
-// disarmSize returns the database size, in bytes, below which the NOSPACE alarm is disarmed.
+// disarmSize returns the size of the database file, in bytes, up to which the NOSPACE alarm is disarmed.
 func (s *spaceManager) disarmSize() int64 {
 	return s.server.Cfg.QuotaBackendBytes / 100 * disarmPercent
 }
 
-// wouldNotHelp reports whether a defragmentation at the store revision would block requests without
-// freeing enough space: the previous one did not, and too little has been deleted since. The size
-// in use is updated with a delay, so this holds only for defragmentRetryInterval.
+// wouldNotHelp reports whether a defragmentation at the store revision would block requests without freeing enough
+// space. That is so if the previous one did not, and nothing was written since, or, for defragmentRetryInterval, too
+// much of the database is still in use. The size in use is updated with a delay, so it is not relied on for longer.
 func (s *spaceManager) wouldNotHelp(revision int64) bool {
 	switch {
 	case s.ineffectiveSince.IsZero():

@@ -9,9 +9,9 @@ import (
 	"go.etcd.io/etcd/etcdctl/v3/ctlv3/command"
 )
 
-// NewCommand returns the `hyperkube etcdctl` command, with etcd's subcommands for members, their
-// health and their data. It omits those for etcd's users and roles, locks and elections, because a
-// Kubernetes cluster does not use them.
+// NewCommand returns the `hyperkube etcdctl` command, with etcd's subcommands for keys, members, their health and
+// their data. It omits those for etcd's users and roles, locks and elections, because a Kubernetes cluster does not
+// use them.
 func NewCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "etcdctl",

@@ -26,10 +26,10 @@ type Contents struct {
 	Members int
 }
 
-// Inspect iterates over every key of the database in file, as etcd does when it opens the file, and
-// returns what it contains. It returns an error if the file is damaged, where etcd would panic. No
-// other process may have the file open for writing. Changes within values are not detected, because
-// values have no checksums.
+// Inspect iterates over every key of the database in file, as etcd does when it opens the file, and returns what it
+// contains. It returns zero Contents and no error if the file does not exist or is empty. It returns an error if the
+// file is damaged, where etcd would panic, or if another process has it open for writing. Changes within values are
+// not detected, because values have no checksums.
 func Inspect(file string) (out Contents, err error) {
 	if stat, err := os.Stat(file); errors.Is(err, os.ErrNotExist) || err == nil && stat.Size() == 0 {
 		return out, nil
@@ -91,8 +91,8 @@ func Inspect(file string) (out Contents, err error) {
 	return out, err
 }
 
-// ReadError reads a file to its end and returns the read error, or nil. An error means that an
-// error of Inspect may be caused by the disk and not by damaged data.
+// ReadError reads a file to its end and returns the first error of opening or reading it, or nil. An error means that
+// an error of Inspect may be caused by the disk and not by damaged data.
 func ReadError(file string) error {
 	f, err := os.Open(file)
 	if err != nil {

@@ -22,14 +22,16 @@ import (
 	"hyperkube/components/etcd/database"
 )
 
-// Status describes the content of a snapshot: hash, revision, number of keys and size.
+// Status describes the content of a snapshot: the hash and revision, the number of keys, the size in bytes and the
+// version of etcd's storage format.
 type Status = snapshot.Status
 
 // RestoreOptions are the parameters of Restore.
 type RestoreOptions struct {
 	// Snapshot is the path of the snapshot file.
 	Snapshot string
-	// DataDir is the data directory of the member. Existing data is moved aside.
+	// DataDir is the data directory of the member. Existing data is moved to a directory with the suffix
+	// .before-restore-N.
 	DataDir string
 	// Name and PeerURL of the member, which becomes a single-member cluster.
 	Name, PeerURL string
@@ -38,12 +40,12 @@ type RestoreOptions struct {
 	// of old revisions fail and clients list again. Zero continues from the revision of the
 	// snapshot.
 	RevisionBump uint64
-	// SkipHashCheck accepts a file without a checksum, such as a copy of a member's database.
+	// SkipHashCheck accepts a file without a valid checksum at its end, such as a copy of a member's database.
 	SkipHashCheck bool
 }
 
-// Save writes a snapshot of the etcd that client is connected to. The file at path must not exist;
-// it appears only when it is complete and synced to disk. On error no file is left.
+// Save writes a snapshot of the etcd that client is connected to. It returns an error if there is a file at path
+// already. The file appears only when it is complete and synced to disk. On error, no new file is left.
 func Save(ctx context.Context, client *clientv3.Client, path string) (err error) {
 	if _, err := os.Stat(path); err == nil {
 		return fmt.Errorf("%s already exists", path)
@@ -79,7 +81,8 @@ func Save(ctx context.Context, client *clientv3.Client, path string) (err error)
 	return syncDir(filepath.Dir(path))
 }
 
-// Read verifies a snapshot file and returns its status. It returns an error if the file is damaged.
+// Read checks the structure of a snapshot file and returns its status. It does not compare the checksum at the end of
+// the file, which Restore does. It returns an error if the file is missing, empty or damaged.
 func Read(path string) (Status, error) {
 	if err := check(path); err != nil {
 		return Status{}, err
@@ -107,9 +110,10 @@ func check(path string) error {
 	return nil
 }
 
-// Restore creates the data of a member from a snapshot. The member must not run. It moves existing
-// data to the directory whose name it returns, or returns "" if there was none. If an error occurs,
-// the existing data stays in place. An interrupted Restore may be repeated.
+// Restore creates the data of a member from a snapshot. It returns an error if the member is running or the snapshot
+// is damaged. It moves existing data to the directory whose name it returns, or returns "" if there was none. If an
+// error occurs before the new data is complete, the existing data stays in place. An interrupted Restore may be
+// repeated.
 func Restore(r RestoreOptions) (old string, err error) {
 	dir := filepath.Clean(r.DataDir)
 	if err := checkIdle(dir); err != nil {
@@ -173,8 +177,8 @@ func replace(dir, fresh string) (old string, err error) {
 	return old, place(fresh)
 }
 
-// WaitIdle waits until no etcd member uses the data in dir. It returns an error if ctx is done
-// before.
+// WaitIdle waits until no etcd member uses the data in dir. If ctx is done before, it returns the error of the last
+// check, for example that etcd is using the directory.
 func WaitIdle(ctx context.Context, dir string) error {
 	ticker := time.NewTicker(200 * time.Millisecond) // the release of a file lock sends no notification
 	defer ticker.Stop()
@@ -191,8 +195,8 @@ func WaitIdle(ctx context.Context, dir string) error {
 	}
 }
 
-// checkIdle returns an error if a running etcd member uses the data in dir. A running member holds
-// the lock of its database file.
+// checkIdle returns an error if a running etcd member uses the data in dir, or if that cannot be determined. A
+// running member holds the lock of its database file. It returns nil if there is no database file.
 func checkIdle(dir string) error {
 	f, err := os.Open(filepath.Join(dir, "member", "snap", "db"))
 	if errors.Is(err, os.ErrNotExist) {
