@@ -43,10 +43,10 @@ const (
 	burst = 300
 )
 
-// adaptConfig raises the client-side rate limit above client-go's default of 5 requests per second, with
-// which deleting a hundred objects takes 18 s; API servers have their own flow control. It also
-// sets the user agent to kubectl, whatever the program file is called, because API servers derive
-// the field manager from it.
+// adaptConfig raises the client-side rate limit above client-go's default of 5 requests per second, with which
+// deleting a hundred objects takes 18 s; API servers have their own flow control. Unless a user agent is configured,
+// it also sets it to kubectl, whatever the program file is called, because API servers derive the field manager from
+// it. It changes and returns c.
 func adaptConfig(c *rest.Config) *rest.Config {
 	c.QPS, c.Burst = qps, burst
 	if c.UserAgent == "" {
@@ -64,8 +64,8 @@ func Main(args []string) {
 	}
 }
 
-// run runs kubectl with args. It sets os.Args first, because several parts of kubectl read os.Args,
-// for example for the change-cause annotation.
+// run runs kubectl with args, which do not include the program name, and returns its error without printing it. It
+// sets os.Args first, because several parts of kubectl read os.Args, for example for the change-cause annotation.
 func run(args []string) error {
 	os.Args = append([]string{"kubectl"}, args...)
 	return cli.RunNoErrOutput(NewCommand(args))
