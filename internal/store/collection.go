@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Collection contains the objects of one resource: their cache, their recent history and their
-// watchers.
+// Collection contains the objects of one resource: their cache, their recent history and their watchers. Its methods
+// are safe for concurrent use.
 type Collection struct {
 	store *Store
 	cfg   CollectionConfig
@@ -55,7 +55,7 @@ type Collection struct {
 	replayed   bool
 }
 
-// fillState is the state of filling the cache of a collection from etcd. The collection's lock
+// fillState is the state of filling the cache of a collection from etcd for the first time. The collection's lock
 // guards it.
 type fillState struct {
 	// filling is set while the collection is read from etcd. Changes are appended to pending until
@@ -66,8 +66,8 @@ type fillState struct {
 	generation int
 }
 
-// view is a snapshot of the entries of a collection, and their indexes, at one revision. It is shared and must not
-// be modified.
+// view is a snapshot of the entries of a collection, and their indexes, at one revision. It is shared between readers
+// and must not be modified.
 type view struct {
 	*contents
 	// revision is the revision of the last change in the snapshot. The snapshot is valid until the
@@ -83,7 +83,8 @@ type change struct {
 	value []byte
 }
 
-// newCollection returns a collection whose cache is not filled yet.
+// newCollection returns a collection of the store s whose cache is not filled yet. cfg.Path has no leading or
+// trailing slash.
 func newCollection(s *Store, cfg CollectionConfig) *Collection {
 	c := &Collection{
 		store:     s,
@@ -99,17 +100,18 @@ func newCollection(s *Store, cfg CollectionConfig) *Collection {
 	return c
 }
 
-// Create returns an operation for Commit that creates an object. As with Update and Delete, the
-// store owns object from then on, so it must not be modified; its resourceVersion is ignored. ttl
-// is in seconds, zero for none (upstream uses it for events).
+// Create returns an operation for Commit that creates an object. The transaction fails with a ConflictError
+// (ErrExists) if the key exists. As with Update and Delete, the store owns object from then on, so it must not be
+// modified; its resourceVersion must be empty. ttl is the time in seconds after which etcd deletes the object, zero
+// for never (events have one).
 func (c *Collection) Create(key string, object runtime.Object, ttl int64) Op {
 	return Op{collection: c, key: key, object: object, ttl: ttl}
 }
 
-// Update returns an operation that replaces expect, the entry that the change was made from, by
-// object. If the stored bytes would be the same, Commit does not write, but still checks that
-// expect is the current entry in etcd, and returns expect. As in upstream, the ttl is not renewed
-// then.
+// Update returns an operation for Commit that replaces expect, the entry that the change was made from, by object.
+// The transaction fails with a ConflictError if the key has changed since expect was read. If the stored bytes would
+// be the same, Commit does not write, but still checks that expect is the current entry in etcd, and returns expect.
+// As in upstream, the ttl is not renewed then.
 func (c *Collection) Update(expect *Entry, object runtime.Object, ttl int64) Op {
 	return Op{collection: c, key: expect.key, object: object, expect: expect.revision, ttl: ttl, from: expect}
 }
@@ -120,11 +122,11 @@ func (c *Collection) Delete(expect *Entry) Op {
 	return Op{collection: c, key: expect.key, expect: expect.revision}
 }
 
-// FullKey returns the etcd key of an entry.
+// FullKey returns the etcd key of the entry with the key, e.g. "/registry/pods/default/web" for "default/web".
 func (c *Collection) FullKey(key string) string { return c.prefix + key }
 
-// PathOf returns the etcd key of an entry without the store's prefix, but with a leading slash,
-// e.g. "/pods/default/web".
+// PathOf returns the etcd key of an entry without the store's prefix, but with a leading slash, e.g.
+// "/pods/default/web" for "/registry/pods/default/web".
 func (c *Collection) PathOf(key string) string {
 	return "/" + strings.TrimPrefix(c.prefix+key, c.store.prefix)
 }
@@ -136,8 +138,8 @@ func (c *Collection) Ready() <-chan struct{} { return c.ready }
 // Store returns the store that contains the collection.
 func (c *Collection) Store() *Store { return c.store }
 
-// Warm starts to fill the cache in the background, if that has not happened yet. Callers use it so
-// that the first read does not have to wait.
+// Warm starts to fill the cache in the background, if that has not happened yet. Callers use it so that the first
+// read does not have to wait. Nothing is filled before Store.Run runs.
 func (c *Collection) Warm() { c.fillOnce.Do(func() { c.store.wantFill(c) }) }
 
 // Len returns the number of entries in the cache, which is 0 before it is filled.
@@ -153,8 +155,8 @@ func (c *Collection) Len() int {
 // sampleSize is the number of entries from which Stats computes the mean size.
 const sampleSize = 16
 
-// Stats returns the number of entries in the cache and their approximate mean size in etcd, in
-// bytes. ok is false if the cache has not been filled.
+// Stats returns the number of entries in the cache and their approximate mean size in etcd, in bytes, from the first
+// 16 entries. ok is false if the cache has not been filled.
 func (c *Collection) Stats() (count, size int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,7 +171,8 @@ func (c *Collection) Stats() (count, size int, ok bool) {
 	return c.current.entries.Len(), total / max(n, 1), true
 }
 
-// Revision returns the revision up to which the cache of the store is complete.
+// Revision returns the etcd revision up to which all filled caches of the store are complete. It is 0 before Run has
+// opened its watch.
 func (s *Store) Revision() int64 { return s.position.get() }
 
 // Cached returns the entry in the cache without waiting. It returns nil if there is none or the
@@ -187,9 +190,10 @@ func (c *Collection) Cached(key string) *Entry {
 	return c.current.get(key)
 }
 
-// Get returns an entry from the cache, or ErrNotFound if there is none. It waits until the cache
-// includes revision. Like ListOptions.Revision, zero does not wait, and a negative revision waits for
-// all writes that were committed before the call.
+// Get returns an entry from the cache, or ErrNotFound if there is none. It waits until the cache is filled and
+// includes revision. Like ListOptions.Revision, zero does not wait further, and a negative revision waits for all
+// writes that were committed before the call. It returns ErrTooNew if a positive revision is not reached within three
+// seconds, and ErrStopped if the store stops or the collection is dropped.
 func (c *Collection) Get(ctx context.Context, key string, revision int64) (*Entry, error) {
 	if err := c.waitForRevision(ctx, revision); err != nil {
 		return nil, fmt.Errorf("getting %s %q: %w", c.cfg.Resource, key, err)
@@ -210,8 +214,8 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// fill starts to fill the cache if needed, and waits until it is filled. It returns ErrStopped if
-// the collection is dropped or the store stops first.
+// fill starts to fill the cache if needed, and waits until it is filled. It returns ErrStopped if the collection is
+// dropped or the store stops first, and the error of ctx if that is done first.
 func (c *Collection) fill(ctx context.Context) error {
 	if closed(c.dropped) {
 		return ErrStopped
@@ -233,8 +237,9 @@ func (c *Collection) fill(ctx context.Context) error {
 }
 
 // waitForRevision waits until the cache is filled and includes revision, which has the meaning of
-// ListOptions.Revision: zero does not wait further, a negative value waits for all writes before
-// the call. It returns ErrTooNew if a positive revision is not reached in time.
+// ListOptions.Revision: zero does not wait further, a negative value waits for all writes before the call. It returns
+// ErrTooNew if a positive revision is not reached in time, ErrStopped if the store stops or the collection is
+// dropped, and ErrUnavailable if etcd does not return its revision.
 func (c *Collection) waitForRevision(ctx context.Context, revision int64) error {
 	if err := c.fill(ctx); err != nil {
 		return err
@@ -289,9 +294,9 @@ func (c *Collection) viewLocked() *view {
 	return v
 }
 
-// apply adds changes from the etcd watch, sorted by revision, to the cache and the history, and
-// notifies watchers. While the cache is being filled, it only records them for endFill. A
-// collection that is not filled ignores them.
+// apply adds changes from the etcd watch, sorted by revision, to the cache and the history, and notifies watchers.
+// While the cache is being filled, it only records them for endFill. It ignores them if the cache is neither filled
+// nor being filled.
 func (c *Collection) apply(changes []change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -303,8 +308,8 @@ func (c *Collection) apply(changes []change) {
 	}
 }
 
-// applyLocked applies changes that are later than the collection's revision; earlier ones are
-// already in the cache. The caller holds mu, and the cache is filled.
+// applyLocked applies changes that are later than the collection's revision; earlier ones are already in the cache.
+// It ignores deletions of keys that the cache does not contain. The caller holds mu, and the cache is filled.
 func (c *Collection) applyLocked(changes []change) {
 	since := c.revision
 	changed := false
@@ -335,8 +340,8 @@ func (c *Collection) applyLocked(changes []change) {
 	}
 }
 
-// beginFill starts to record changes while the caller reads all entries from etcd. It returns the
-// generation, which the caller passes to endFill.
+// beginFill starts to record changes while the caller reads all entries from etcd; it drops those recorded before. It
+// returns the number of times that events were lost (generation), which the caller passes to endFill.
 func (c *Collection) beginFill() (generation int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -345,9 +350,9 @@ func (c *Collection) beginFill() (generation int) {
 	return c.generation
 }
 
-// endFill installs the entries kvs, which were read from etcd at revision, applies the changes
-// recorded since beginFill, and closes ready. It returns false and changes nothing if events were
-// lost since beginFill returned generation; the caller must then read the entries again.
+// endFill puts the entries kvs, which were read from etcd at revision, into the cache, applies the changes recorded
+// since beginFill, and closes ready. It returns false and changes nothing if events were lost or the collection was
+// dropped since beginFill returned generation; the caller must then read the entries again.
 func (c *Collection) endFill(generation int, kvs []*mvccpb.KeyValue, revision int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -378,8 +383,8 @@ func (c *Collection) refill(kvs []*mvccpb.KeyValue, revision int64, same bool) {
 	c.watchers.fail(ErrTooOld)
 }
 
-// install replaces the entries by kvs and empties the history. It keeps current entries whose
-// revision is unchanged, because their decoded objects can be reused. The caller holds mu.
+// install replaces the entries by kvs, which were read at revision, and empties the history. It keeps current entries
+// whose revision is unchanged, because their decoded objects can be reused. The caller holds mu.
 func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
 	c.fills.Add(1)
 	old := c.current
@@ -400,8 +405,8 @@ func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
 	c.view.Store(nil)
 }
 
-// waitError returns the error of a wait that ctx has interrupted. A deadline is reported as
-// ErrUnavailable, because the wait depends on etcd.
+// waitError returns the error of a wait that ctx has interrupted. An exceeded deadline also wraps ErrUnavailable,
+// because the wait depends on etcd.
 func waitError(ctx context.Context) error {
 	err := ctx.Err()
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -23,8 +23,8 @@ type write struct {
 	keep bool
 }
 
-// operation returns the kind of the write: "create", "update" or "delete". It is the value of the
-// label "operation" in upstream's etcd_request_duration_seconds.
+// operation returns the kind of the write: "create", "update" (also if nothing would change) or "delete". It is the
+// value of the label "operation" in upstream's etcd_request_duration_seconds.
 func (w *write) operation() string {
 	switch {
 	case w.entry == nil && !w.keep:
@@ -35,16 +35,15 @@ func (w *write) operation() string {
 	return "update"
 }
 
-// Commit executes ops in one etcd transaction. Two ops must not have the same key. Ops of the same
-// collection get the same revision: a client whose watch breaks between their events and that
-// resumes from this revision misses the second event. Therefore use it only for objects that belong
-// together, such as the two IPAddresses of a dual-stack Service, and not for the objects of a
-// client's request.
+// Commit executes ops in one etcd transaction. Two ops must not have the same key. Ops of the same collection get the
+// same revision: a client whose watch breaks between their events and that resumes from this revision misses the
+// second event. Therefore use it only for objects that belong together, such as the two IPAddresses of a dual-stack
+// Service, and not for the objects of a client's request.
 //
-// The returned entries are in the order of ops, nil for deletions. revision is the revision of the
-// transaction. If an object has changed in between, the error is a *ConflictError. Commit returns
-// after etcd has synced the transaction to disk. After an *UnsettledError, or if ctx is done, the
-// transaction may or may not have happened.
+// The returned entries are in the order of ops, nil for deletions. revision is the revision of the transaction. If an
+// object is not in the state that its op expects, nothing is written and the error is a *ConflictError. Other errors
+// wrap those of this package, such as ErrTooLarge and ErrNoSpace. Commit returns after etcd has synced the
+// transaction to disk. After an *UnsettledError, or if ctx is done, the transaction may or may not have happened.
 func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revision int64, err error) {
 	writes, err := s.prepare(ctx, ops)
 	if err != nil {
@@ -84,8 +83,9 @@ func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revisi
 	return entries, revision, nil
 }
 
-// prepare validates the operations of a transaction and encodes (and encrypts) their objects. It
-// does not write anything.
+// prepare validates the operations of a transaction and encodes (and encrypts) their objects. It does not write
+// anything. It returns an error if there is no operation, or if one belongs to another store, has no key, or has the
+// same key as another one.
 func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 	if len(ops) == 0 {
 		return nil, errors.New("empty transaction")
@@ -140,9 +140,9 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 	return writes, nil
 }
 
-// transact sends the etcd transaction, which executes all writes if each key has its expected
-// revision, and otherwise returns the current values of all keys. It sends it again once with a new
-// lease if a lease of the transaction has expired.
+// transact sends the etcd transaction, which executes all writes if each key has its expected revision, and otherwise
+// returns the current values of all keys. It sends it again once with a new lease if a lease of the transaction has
+// expired, because etcd has written nothing then.
 func (s *Store) transact(ctx context.Context, writes []write) (*clientv3.TxnResponse, error) {
 	cmps := make([]clientv3.Cmp, len(writes))
 	thens := make([]clientv3.Op, 0, len(writes))
@@ -182,8 +182,9 @@ func (s *Store) transact(ctx context.Context, writes []write) (*clientv3.TxnResp
 	}
 }
 
-// conflict returns the *ConflictError for the first write whose condition failed. resp is the
-// response of the failed transaction and contains the current value of each key.
+// conflict returns the *ConflictError for the first write whose condition failed. resp is the response of the failed
+// transaction and contains the current value of each key. If it contains no such write, the error wraps only
+// ErrConflict.
 func conflict(writes []write, resp *clientv3.TxnResponse) error {
 	for i := range writes {
 		w := &writes[i]

@@ -35,8 +35,8 @@ type Compactor struct {
 	Log *slog.Logger
 }
 
-// Run compacts once per interval until ctx is done. A failed compaction is logged and tried again
-// after the next interval. It returns an error only if Client is nil.
+// Run compacts once per interval until ctx is done; the first interval only determines the revision. A failed
+// compaction is logged and tried again after the next interval. It returns an error only if Client is nil.
 func (c *Compactor) Run(ctx context.Context) error {
 	if c.Client == nil {
 		return errors.New("compactor: no etcd client")
@@ -65,9 +65,9 @@ func (c *Compactor) Run(ctx context.Context) error {
 	}
 }
 
-// compact compacts etcd up to revision, unless another API server has already done so in this
-// round. round is the expected version of compactKey. With revision zero, compact only starts the
-// round. It returns the round and revision for the call after the next interval.
+// compact compacts etcd up to revision, unless another API server has already done so in this round; then it only
+// reports that revision to Compacted. round is the expected version of compactKey. With revision zero, compact only
+// starts the round. It returns the round and the revision for the call after the next interval.
 func (c *Compactor) compact(ctx context.Context, round, revision int64) (next, current int64, err error) {
 	resp, err := c.Client.Txn(ctx).
 		If(clientv3.Compare(clientv3.Version(compactKey), "=", round)).

@@ -7,8 +7,8 @@ import (
 	"github.com/google/btree"
 )
 
-// contents are the entries of a collection, sorted by key, with their indexes. They are not safe for concurrent
-// use, except for reads.
+// contents are the entries of a collection, sorted by key, with their indexes. Concurrent reads are safe, but not
+// concurrently with a change.
 type contents struct {
 	entries *btree.BTreeG[*Entry]
 	// indexes contains the indexes of CollectionConfig.Indexes, in that order.
@@ -45,7 +45,7 @@ func newContents(indexes int, nodes *btree.FreeListG[*Entry]) *contents {
 	return t
 }
 
-// indexes returns the indexes of the collection. Encrypted collections have none, because
+// indexes returns the indexes of the collection. Encrypted collections (with a Transformer) have none, because
 // decryption can take long and can fail temporarily.
 func (c *CollectionConfig) indexes() []Index {
 	if c.Transformer != nil {
@@ -67,8 +67,8 @@ func (c *CollectionConfig) indexNamed(name string) int {
 	return -1
 }
 
-// clone returns a lazy copy: both share their tree nodes, and a node is copied when one of them
-// modifies it.
+// clone returns a lazy copy, so that changes of one do not affect the other: both share their tree nodes, and a node
+// is copied when one of them modifies it.
 func (t *contents) clone() *contents {
 	other := &contents{entries: t.entries.Clone()}
 	for _, x := range t.indexes {
@@ -83,8 +83,7 @@ func (t *contents) get(key string) *Entry {
 	return e
 }
 
-// put inserts e, updates the indexes, and returns the entry with the same key that it replaces, or
-// nil.
+// put inserts e in place of the entry with the same key, updates the indexes, and returns the replaced entry, or nil.
 func (t *contents) put(e *Entry) *Entry {
 	previous, _ := t.entries.ReplaceOrInsert(e)
 	for i, index := range e.collection.cfg.indexes() {
@@ -128,9 +127,9 @@ func (t *contents) ascend(prefix, from string, in int, value string, f func(*Ent
 	})
 }
 
-// ascendAll calls f for all entries with the prefix, starting at pivot, until f returns false. It
-// looks up the last key with the prefix first and ends there, instead of comparing each key with
-// the prefix, because loading each key from memory takes longer than everything else in the loop.
+// ascendAll calls f for all entries with the prefix from the key of pivot on, until f returns false. It looks up the
+// last key with the prefix first and ends there, instead of comparing each key with the prefix, because loading each
+// key from memory takes longer than everything else in the loop.
 func (t *contents) ascendAll(pivot *Entry, prefix string, f func(*Entry) bool) {
 	if prefix == "" {
 		t.entries.AscendGreaterOrEqual(pivot, f)
@@ -143,7 +142,7 @@ func (t *contents) ascendAll(pivot *Entry, prefix string, f func(*Entry) bool) {
 	t.entries.AscendGreaterOrEqual(pivot, func(e *Entry) bool { return f(e) && e != last })
 }
 
-// lastWith returns the last entry with the key prefix, or nil.
+// lastWith returns the entry with the highest key that begins with prefix, or nil if there is none.
 func (t *contents) lastWith(prefix string) (last *Entry) {
 	end := prefixEnd(prefix)
 	keep := func(e *Entry) bool {

@@ -15,16 +15,15 @@ type Counts struct {
 	Capacity int
 }
 
-// Lists counts lists that were served from one source. Fetched is the number of objects that were
-// fetched, Evaluated the number of those for which Match was evaluated, Returned the number that
-// were returned.
+// Lists counts lists that were served from one source, the cache or etcd. Fetched is the number of objects that were
+// checked, Evaluated the number of those for which Match was called, Returned the number that were returned.
 type Lists struct{ Total, Fetched, Evaluated, Returned uint64 }
 
 // lists contains the counters that Lists is a copy of. They are updated atomically.
 type lists struct{ total, fetched, evaluated, returned atomic.Uint64 }
 
-// add counts one list that checked a number of entries (evaluated) and returned some of them.
-// matched is set if the list had a selector, so that Match was called for each checked entry.
+// add counts one list that checked a number of entries (evaluated) and returned some of them. matched is set if the
+// list had a Match function, which was then called for each checked entry.
 func (l *lists) add(evaluated, returned int, matched bool) {
 	l.total.Add(1)
 	l.fetched.Add(uint64(evaluated))

@@ -42,7 +42,7 @@ type Entry struct {
 	memos   atomic.Pointer[memo]
 }
 
-// plain is the value of an entry after decryption. Without encryption it is the stored value.
+// plain is the value of an entry after decryption. Without a transformer it is the stored value.
 type plain struct {
 	data []byte
 	// stale is set if a write would encrypt the value differently now.
@@ -55,8 +55,9 @@ func newEntry(c *Collection, key string, revision int64, stored []byte) *Entry {
 	return &Entry{collection: c, key: key, revision: revision, stored: stored, size: len(stored)}
 }
 
-// Unstored creates an entry for an object that is not stored in etcd, with revision zero, so that
-// code which works on entries can process it. It encodes obj, which the caller may then modify.
+// Unstored creates an entry for an object that is not stored in etcd, with revision zero, so that code which works on
+// entries can process it. It encodes obj, which the caller may then modify. It returns an error if obj cannot be
+// encoded.
 func (c *Collection) Unstored(key string, obj runtime.Object) (*Entry, error) {
 	data, err := c.cfg.Codec.Encode(obj)
 	if err != nil {
@@ -70,25 +71,26 @@ func (c *Collection) Unstored(key string, obj runtime.Object) (*Entry, error) {
 // Key returns the key below the collection, e.g. "default/web".
 func (e *Entry) Key() string { return e.key }
 
-// Revision returns the revision of the last write, which is the object's resourceVersion.
+// Revision returns the etcd revision of the write that has created this version, which is the object's
+// resourceVersion. It is zero for an entry of Unstored.
 func (e *Entry) Revision() int64 { return e.revision }
 
-// Object returns the decoded object and decodes it on first use. The object is shared and must not
-// be modified. It is kept as long as it is used, or until the next garbage collection. If it is
-// requested again before that, it is kept within the memory limit of the store. The error wraps
-// ErrCorrupt and contains the key.
+// Object returns the decoded object and decodes it on first use. The object is shared and must not be modified. It is
+// kept as long as it is used, or until the next garbage collection. If it is requested again before that, it is kept
+// within the memory limit of the store. It returns a *CorruptError, which wraps ErrCorrupt, if the value cannot be
+// decrypted or decoded.
 func (e *Entry) Object() (runtime.Object, error) { return e.decoded(retainHeld) }
 
-// Shared is like Object for callers that keep the object, such as informers. The store does not
-// keep it, but other callers get the same object as long as it is used.
+// Shared is like Object for callers that keep the object, such as informers. The store does not keep it in memory,
+// but other callers get the same object as long as it is used.
 func (e *Entry) Shared() (runtime.Object, error) { return e.decoded(retainWeak) }
 
-// Peek is like Object for callers that use the object only once. A newly decoded object is not
-// kept.
+// Peek is like Object for callers that use the object only once. A newly decoded object is neither kept nor shared
+// with other callers.
 func (e *Entry) Peek() (runtime.Object, error) { return e.decoded(retainNone) }
 
-// Trimmed is like Shared, but the object lacks the parts that the collection's Codec leaves out if
-// it is a Trimmer. Callers of Trimmed share the object; Object and Shared do not use it.
+// Trimmed is like Shared, but the object lacks the parts that the collection's Codec leaves out if it is a Trimmer.
+// With another Codec it is the same as Shared. Callers of Trimmed share the object; Object and Shared do not use it.
 func (e *Entry) Trimmed() (runtime.Object, error) {
 	codec, ok := e.collection.cfg.Codec.(Trimmer)
 	if !ok {
@@ -130,8 +132,8 @@ const (
 	retainHeld
 )
 
-// decoded returns the decoded object and keeps it as keep specifies. Concurrent callers decode only
-// once, unless keep is retainNone.
+// decoded returns the decoded object and keeps it as keep specifies. Concurrent callers decode only once, unless keep
+// is retainNone. It returns a *CorruptError if the value cannot be decrypted or decoded.
 func (e *Entry) decoded(keep retention) (runtime.Object, error) {
 	if obj := e.existing(keep); obj != nil {
 		return obj, nil
@@ -174,8 +176,8 @@ func (e *Entry) existing(keep retention) runtime.Object {
 	return obj
 }
 
-// Bytes returns the decrypted bytes created by Codec.Encode. They must not be modified and do not
-// contain the resourceVersion. Bytes returns nil if Err does not.
+// Bytes returns the decrypted bytes created by Codec.Encode. They must not be modified and do not contain the
+// resourceVersion. It returns nil if they cannot be decrypted; Err then returns the reason.
 func (e *Entry) Bytes() []byte {
 	data, err := e.load()
 	if err != nil {
@@ -187,9 +189,9 @@ func (e *Entry) Bytes() []byte {
 // noPart is the value of the field part of an Entry for which find has reported that there is no part.
 const noPart = 1 << 32 * 2
 
-// Part returns the range of Bytes that find returns, or nil if find reports that there is none.
-// find is called only once per entry, and the result is cached for all callers, so all of them must
-// use the same function. The error is the one that Err returns.
+// Part returns the range [from, to) of Bytes that find returns. It returns nil if find reports that there is none, or
+// if the range ends beyond 2 GiB. find is called about once per entry, and the result is cached for all callers, so
+// all of them must use the same function. The error is the one that Err returns.
 func (e *Entry) Part(find func(data []byte) (from, to int, ok bool)) ([]byte, error) {
 	data, err := e.load()
 	if err != nil {
@@ -224,7 +226,8 @@ func (e *Entry) Stale() bool {
 	return err != nil || data.stale
 }
 
-// load returns the decrypted value. Without encryption it takes no lock.
+// load returns the decrypted value, or a *CorruptError if it cannot be decrypted. Without encryption it takes no
+// lock.
 func (e *Entry) load() (plain, error) {
 	if e.collection.cfg.Transformer == nil {
 		return plain{data: e.stored}, nil
@@ -237,8 +240,8 @@ func (e *Entry) load() (plain, error) {
 	return e.decrypt()
 }
 
-// decrypt decrypts the stored value. The caller holds mu. Errors are not cached, because a key
-// management service may become available again.
+// decrypt returns the decrypted value and keeps it instead of the stored one. The caller holds mu. Errors are not
+// cached, because a key management service may become available again.
 func (e *Entry) decrypt() (plain, error) {
 	transformer := e.collection.cfg.Transformer
 	if transformer == nil {
@@ -280,11 +283,11 @@ func (e *Entry) Unreadable(err error) error {
 	return &CorruptError{Key: e.collection.FullKey(e.key), Path: e.collection.PathOf(e.key), Revision: e.revision, Err: err}
 }
 
-// Memo returns a value that is derived from the entry by make, such as its JSON. The value is
-// created once and then shared, but the cache can drop it at any time. slot is a small number that
-// identifies the kind of value. The length of the value counts against the memory limit of the
-// store. Callers for the same slot wait for each other. make can call other methods of the entry,
-// but not Memo for the same slot.
+// Memo returns a value that is derived from the entry by make, such as its JSON. The value is created once and then
+// shared, but the cache can drop it at any time, and does not keep values larger than a quarter of the memory limit
+// of the store; make is then called again. slot is a small number that identifies the kind of value. Callers for the
+// same slot wait for each other. make can call other methods of the entry, but not Memo for the same slot. Its error
+// is returned and not cached.
 func (e *Entry) Memo(slot int, make func() ([]byte, error)) ([]byte, error) {
 	m := e.memo(slot)
 	if data := m.get(); data != nil {

@@ -41,9 +41,9 @@ func (e *UnsettledError) Error() string { return e.Err.Error() }
 // Unwrap returns ErrUnavailable and the error of etcd, for errors.Is and errors.As.
 func (e *UnsettledError) Unwrap() []error { return []error{ErrUnavailable, e.Err} }
 
-// unsettled converts the error of a transaction that was sent with the context ctx. If etcd did not
-// respond, it returns an UnsettledError, because the transaction may have been executed. Other
-// errors are converted as by etcdError.
+// unsettled converts the error of a transaction that was sent with the context ctx. If etcd did not respond in time
+// or was not reachable, it returns an UnsettledError, because the transaction may have been executed. Other errors
+// are converted as by etcdError.
 func unsettled(ctx context.Context, err error) error {
 	if known := etcdError(err); !errors.Is(known, ErrUnavailable) {
 		return known
@@ -55,13 +55,14 @@ func unsettled(ctx context.Context, err error) error {
 	return &UnsettledError{err}
 }
 
-// CorruptError is the error of a stored value that cannot be read. It wraps ErrCorrupt.
+// CorruptError is the error of a stored value that cannot be decrypted, decoded or converted to the requested API
+// version. It wraps ErrCorrupt.
 type CorruptError struct {
 	// Key is the full etcd key.
 	Key string
 	// Path is Key without the store's prefix, but with a leading slash.
 	Path string
-	// Encrypted is set if decryption failed. Otherwise decoding failed.
+	// Encrypted is set if decryption failed. Otherwise decoding or the conversion failed.
 	Encrypted bool
 	Revision  int64
 	Err       error

@@ -50,8 +50,8 @@ const readPiece = 2000
 // rangeEnd returns the first key after all keys with the prefix, which has a trailing slash.
 func rangeEnd(prefix string) string { return strings.TrimSuffix(prefix, "/") + "0" }
 
-// page reads a page of a list from etcd at the exact revision opts.Revision. List uses it for
-// revisions that the cache cannot restore anymore.
+// page reads a page of a list from etcd at the exact revision opts.Revision. List uses it for revisions that the
+// cache cannot restore anymore. It returns ErrTooOld if etcd has compacted the revision.
 func (c etcdReader) page(ctx context.Context, opts ListOptions) (*Page, error) {
 	page := &Page{Revision: opts.Revision, Remaining: -1}
 	looked := 0
@@ -111,8 +111,8 @@ func prefixEnd(prefix string) string {
 	return "\x00"
 }
 
-// events returns all events of the collection in (start, end]. start is since, or later if etcd
-// has been compacted in between.
+// events returns all events of the collection in (start, end]. start is since, or the revision of the last compaction
+// of etcd if that is later. It returns an error if etcd has compacted everything up to end, or cannot be reached.
 func (c etcdReader) events(ctx context.Context, since, end int64) (events []Event, start int64, err error) {
 	for {
 		events, err = c.watchPast(ctx, since, end)
@@ -137,8 +137,9 @@ type compactedError struct{ revision int64 }
 
 func (e *compactedError) Error() string { return fmt.Sprintf("compacted at %d", e.revision) }
 
-// watchPast opens an etcd watch after the revision since and returns the collection's events up to
-// the revision end. It returns a *compactedError if etcd does not have all of them anymore.
+// watchPast opens an etcd watch after the revision since and returns the collection's events up to the revision end.
+// It returns a *compactedError if etcd has compacted a part of them, errNoPrevious if it has compacted the version
+// before an event, and the error of ctx if that is done first.
 func (c etcdReader) watchPast(ctx context.Context, since, end int64) ([]Event, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -211,11 +212,11 @@ func (c etcdReader) pastEvent(kv *clientv3.Event, last map[string]*Entry) (Event
 	return ev, nil
 }
 
-// fresh reports whether the stored value of an entry is encrypted as a write would encrypt it now.
-// Commit omits a write that changes nothing only in this case. It reads the value from etcd and
-// decrypts it again, because the encryption configuration may have changed since the entry was
-// decrypted, for example by key rotation. It also returns true if the entry has changed in etcd,
-// which the transaction detects.
+// fresh reports whether the stored value of an entry is encrypted as a write would encrypt it now. Commit omits a
+// write that changes nothing only in this case. It reads the value from etcd and decrypts it again, because the
+// encryption configuration may have changed since the entry was decrypted, for example by key rotation. It returns
+// true without encryption, and also if the entry has changed in etcd, which the transaction detects. It returns false
+// if the value cannot be decrypted, and an error if etcd cannot be read.
 func (c etcdReader) fresh(ctx context.Context, e *Entry) (bool, error) {
 	if c.cfg.Transformer == nil {
 		return true, nil

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// leaseShare is the time during which one lease is used for new keys. Keys live at most this
-	// much longer than requested.
+	// leaseShare is the maximum time during which one lease is used for new keys. Keys live at most this much longer
+	// than requested.
 	leaseShare = time.Minute
 	// leaseKeys is the maximum number of keys per lease. When a lease expires, etcd deletes all its
 	// keys in one transaction, which must not become too large.
@@ -38,8 +38,9 @@ type lease struct {
 	keys  int
 }
 
-// get returns a lease with a remaining lifetime of at least ttl seconds for one new key. It reuses
-// a lease for up to leaseShare and leaseKeys keys, and otherwise grants a new one in etcd.
+// get returns a lease with a remaining lifetime of at least ttl seconds, up to one second less, for one new key. It
+// reuses a lease for up to leaseKeys keys and for a twentieth of ttl, at most leaseShare, and otherwise grants a new
+// one in etcd. It returns the error of etcd.
 func (l *leases) get(ctx context.Context, ttl int64) (clientv3.LeaseID, error) {
 	l.mu.Lock()
 	shared := l.byTTL[ttl]
@@ -69,8 +70,8 @@ func (l *leases) get(ctx context.Context, ttl int64) (clientv3.LeaseID, error) {
 	return shared.id, nil
 }
 
-// reset makes get grant new leases, because etcd reported that one has expired. The other leases
-// stay in etcd until they expire with their keys.
+// reset makes get grant new leases for all times to live, because etcd reported that one has expired. The other
+// leases stay in etcd until they expire with their keys.
 func (l *leases) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -5,9 +5,10 @@ import (
 	"fmt"
 )
 
-// List returns a page of entries that is consistent at one revision. It is served from the cache,
-// or from etcd if opts requests an exact revision that the cache cannot restore. It returns
-// ErrTooOld if the revision is compacted, and ErrTooNew if it is not reached in time.
+// List returns a page of entries that is consistent at one revision. It is served from the cache, or from etcd if
+// opts requests an exact revision that the cache cannot restore. It returns ErrTooOld if that revision is compacted,
+// ErrTooNew if a revision is not reached within three seconds, ErrUnavailable if etcd does not respond, and
+// ErrStopped if the store stops or the collection is dropped.
 func (c *Collection) List(ctx context.Context, opts ListOptions) (*Page, error) {
 	page, err := c.list(ctx, opts)
 	if err != nil {
@@ -45,8 +46,8 @@ func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) 
 	return page, nil
 }
 
-// page selects entries from the snapshot v. index is the number of the index by which they are found, or negative
-// for none. looked is the number of entries that were checked.
+// page selects entries from the snapshot v. index is the number of the index by which they are found, or negative for
+// none. looked is the number of entries that were checked. It does not set the revision of the page.
 func (v *view) page(opts ListOptions, index int) (page *Page, looked int) {
 	page = &Page{}
 	size := opts.Limit

@@ -73,8 +73,8 @@ type memoClock struct {
 	used int
 }
 
-// add stores data in m and makes it count against the memory limit. Values larger than a quarter of
-// the limit are not kept, because they would displace many others.
+// add stores data in m and makes it count against the memory limit. Nil data and values larger than a quarter of the
+// limit are not kept, because the latter would displace many others.
 func (c *memoClock) add(m *memo, data []byte) {
 	size := len(data) + memoOverhead
 	if size > c.limit/4 || data == nil {
@@ -87,8 +87,8 @@ func (c *memoClock) add(m *memo, data []byte) {
 	c.insert(m, size)
 }
 
-// hold keeps the decoded object of an entry alive within the memory limit. It does nothing if an
-// object is already held, or if it is larger than a quarter of the limit.
+// hold keeps the decoded object of an entry in memory within the memory limit. It does nothing if an object of the
+// entry is already held, or if it is larger than a quarter of the limit.
 func (c *memoClock) hold(e *Entry, obj runtime.Object) {
 	size := decodedSize(e.size) + memoOverhead
 	if size > c.limit/4 {
@@ -134,7 +134,8 @@ func (c *memoClock) drop(m *memo) {
 	c.remove(m)
 }
 
-// remove removes a memo and its value from the cache. The caller must hold mu, unlike for drop.
+// remove removes a memo and its value from the cache, and does nothing if it is not there. The caller must hold mu,
+// unlike for drop.
 func (c *memoClock) remove(m *memo) {
 	if m.next == nil {
 		return

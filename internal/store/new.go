@@ -99,8 +99,8 @@ type routes struct {
 	depth int
 }
 
-// New validates cfg and creates a store. Its caches are not filled until the caller runs Run.
-// Collections can be added before or while Run runs.
+// New validates cfg and creates a store: a client is required, and History must not be negative. Its caches are not
+// filled until the caller runs Run. Collections can be added before or while Run runs.
 func New(cfg Config) (*Store, error) {
 	if cfg.Client == nil {
 		return nil, errors.New("store: no etcd client")
@@ -138,9 +138,9 @@ func New(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Collection returns the collection of a resource and adds it on first use. Calls with the same
-// Path must have the same configuration. The cache is filled on the first read or watch, or when
-// Warm is called. A path must not be below another one.
+// Collection returns the collection of a resource and adds it on first use. Calls with the same Path must have the
+// same configuration; the first one is used. The cache is filled on the first read or watch, or when Warm is called.
+// A path must not be below another one.
 func (s *Store) Collection(cfg CollectionConfig) *Collection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,8 +154,8 @@ func (s *Store) Collection(cfg CollectionConfig) *Collection {
 	return c
 }
 
-// Drop removes a collection and its cache, for a custom resource that was deleted. Its watches fail
-// with ErrStopped. The data in etcd is not changed.
+// Drop removes a collection and its cache, for a custom resource that was deleted. Its watches and later reads fail
+// with ErrStopped. The data in etcd is not changed. It does nothing if the collection was dropped before.
 func (s *Store) Drop(c *Collection) {
 	s.mu.Lock()
 	if s.collections[c.cfg.Path] != c {
@@ -186,8 +186,8 @@ func (s *Store) reroute() {
 	s.routes.Store(r)
 }
 
-// route returns the collection with the longest path that contains the full key, or nil if there is
-// none.
+// route returns the collection with the longest path that contains the full key, or nil if there is none, for example
+// because the key has another prefix.
 func (s *Store) route(fullKey []byte) *Collection {
 	if len(fullKey) <= len(s.prefix) || string(fullKey[:len(s.prefix)]) != s.prefix {
 		return nil
@@ -207,8 +207,9 @@ func (s *Store) route(fullKey []byte) *Collection {
 	return found
 }
 
-// Healthy returns nil if etcd can serve a linearizable read, which needs a quorum. The health
-// endpoints of the API server call it.
+// Healthy returns nil if etcd can serve a linearizable read, which needs a quorum, and otherwise an error, also if
+// etcd was restored from a backup and the caches are not read again yet. The health endpoints of the API server call
+// it.
 func (s *Store) Healthy(ctx context.Context) error {
 	if _, err := s.readCurrent(ctx); err != nil {
 		return fmt.Errorf("checking etcd: %w", err)
@@ -216,8 +217,8 @@ func (s *Store) Healthy(ctx context.Context) error {
 	return nil
 }
 
-// currentRevision returns etcd's current revision, linearizably. Concurrent callers share a
-// request.
+// currentRevision returns etcd's current revision, linearizably: it includes all writes that completed before the
+// call. Concurrent callers share a request.
 func (s *Store) currentRevision(ctx context.Context) (int64, error) {
 	return s.current.get(ctx, s.readShared)
 }
@@ -238,7 +239,8 @@ func (s *Store) readShared() (int64, error) {
 	return s.readCurrent(ctx)
 }
 
-// readCurrent reads a key that does not exist, because the response contains the current revision.
+// readCurrent returns etcd's current revision. It reads a key that does not exist, because the response contains the
+// revision.
 func (s *Store) readCurrent(ctx context.Context) (int64, error) {
 	return s.recordCurrent(ctx, func(ctx context.Context) (int64, error) {
 		resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
@@ -254,9 +256,9 @@ func (s *Store) readCurrent(ctx context.Context) (int64, error) {
 // event for the latter.
 const maxRevisionLag = 100 * time.Millisecond
 
-// recordCurrent returns the current revision, which it gets from etcd with ask, and records it in
-// position. If the result stays lower than the revision that the caches have reached, etcd was
-// restored from a backup while the store was running: recordCurrent then makes the store read all
+// recordCurrent returns the current revision, which it gets from etcd with ask, and records it in position. If the
+// result is lower than the revision that the caches have reached, it asks again for about maxRevisionLag. If it stays
+// lower, etcd was restored from a backup while the store was running: recordCurrent then makes the store read all
 // objects again and returns ErrUnavailable.
 func (s *Store) recordCurrent(ctx context.Context, ask func(context.Context) (int64, error)) (int64, error) {
 	wait := 50 * time.Microsecond
@@ -309,8 +311,9 @@ func (s *Store) observed(operation string, c *Collection, began time.Time, err e
 // requestedRevisionTimeout is the maximum time to wait for a revision that a client requested, as in upstream.
 const requestedRevisionTimeout = 3 * time.Second
 
-// waitForRequested waits until the caches include a revision that a client requested. It gives up
-// with ErrTooNew after requestedRevisionTimeout, because etcd may never reach the revision.
+// waitForRequested waits until the caches include a revision that a client requested. It gives up with ErrTooNew
+// after requestedRevisionTimeout, because etcd may never reach the revision. It returns ErrStopped if the store
+// stops, and the error of ctx if that is done first.
 func (s *Store) waitForRequested(ctx context.Context, revision int64) error {
 	if s.position.get() >= revision {
 		return nil

@@ -15,10 +15,10 @@ const maxPast = 4
 // pastViews are the snapshots of a collection for reads at exact revisions, least recently used first.
 type pastViews []pastView
 
-// keep stores the snapshot v, because the client of a paginated list will request the next page at
-// the same revision. r is the collection's history, and revision the revision of its last change.
-// The least recently used snapshot is dropped if there are too many. The caller holds the
-// collection's lock.
+// keep stores the snapshot v, because the client of a paginated list will request the next page at the same revision.
+// r is the collection's history, and revision the revision of its last change. It does nothing if v is from before
+// the history, or is still current and can be restored from the history later. The least recently used snapshot is
+// dropped if there are too many. The caller holds the collection's lock.
 func (p *pastViews) keep(v *view, r *ring, revision int64) {
 	if v.revision < r.start || v.revision >= revision {
 		return // too old, of another history, or can be restored from the ring later

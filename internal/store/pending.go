@@ -28,7 +28,8 @@ type pendingWrite struct {
 	reported, returned bool
 }
 
-// begin adds a write before it is sent to etcd, so that the watch can use its entry.
+// begin adds a write before it is sent to etcd, so that the watch can use its entry. It does nothing if the cache of
+// the collection is not filled yet, or if another write of the same key is in progress.
 func (o *pendingWrites) begin(w *write) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -48,7 +49,8 @@ func (o *pendingWrites) begin(w *write) {
 	o.byKey[w.fullKey] = &pendingWrite{entry: w.entry, stored: w.stored}
 }
 
-// abandon removes writes that failed or whose outcome is unknown.
+// abandon removes writes that failed or whose outcome is unknown, so that the watch creates new entries if it reports
+// them.
 func (o *pendingWrites) abandon(writes []write) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -141,9 +141,9 @@ const (
 	progressRetry = 100 * time.Millisecond
 )
 
-// requestProgress calls request, which asks etcd for a progress notification, while goroutines wait
-// for a revision. The notification advances the position although no object has changed. One
-// request is sent at a time. requestProgress returns when ctx is done.
+// requestProgress calls request, which asks etcd for a progress notification, while goroutines wait for a revision.
+// The notification advances the position although no object has changed. One request is sent at a time, and again
+// after progressRetry without a response. requestProgress returns when ctx is done.
 func (p *position) requestProgress(ctx context.Context, request func(context.Context) error) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -210,8 +210,8 @@ type currentRead struct {
 	err      error
 }
 
-// get returns etcd's current revision from a call of read that starts after the call of get. If ctx
-// is done first, it returns the error of ctx, and the read continues for the other callers.
+// get returns etcd's current revision from a call of read that starts after the call of get, or the error of read. If
+// ctx is done first, it returns the error of ctx, and the read continues for the other callers.
 func (r *currentReads) get(ctx context.Context, read func() (int64, error)) (int64, error) {
 	r.mu.Lock()
 	var mine *currentRead

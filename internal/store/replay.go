@@ -10,11 +10,11 @@ import (
 // its start, including those of other keys.
 const replayRevisions = 5000
 
-// replay reads events from before the cache was filled from etcd and adds them to the history, so
-// that clients can resume watches that they started before a restart of the API server. since is
-// the revision from which the client resumes. Events are read once per collection, and only if
-// since is at most replayRevisions old. If etcd cannot return them, the client gets the same error
-// as after a compaction. replay returns an error only if ctx is done.
+// replay reads events from before the cache was filled from etcd and adds them to the history, so that clients can
+// resume watches that they started before a restart of the API server. since is the revision from which the client
+// resumes. It does nothing if since is more than replayRevisions old, if events were read before, or if the history
+// is already full. If etcd cannot return them, replay logs that and returns nil; the client gets the same error as
+// after a compaction. It returns an error only if ctx is done.
 func (c *Collection) replay(ctx context.Context, since int64) error {
 	select {
 	case c.replaying <- struct{}{}:
@@ -55,7 +55,7 @@ func (c *Collection) replay(ctx context.Context, since int64) error {
 }
 
 // prepend adds events from before the recorded history r, as many of the latest as its limits allow. events must
-// contain all events of the collection in (start, r.start].
+// contain all events of the collection in (start, r.start], sorted by revision.
 func (r *ring) prepend(events []Event, start int64) {
 	present := make([]Event, 0, r.next-r.first)
 	for n := r.first; n < r.next; n++ {

@@ -41,8 +41,8 @@ func eventSize(ev *Event) int {
 	return eventOverhead
 }
 
-// add appends an event, drops old events to stay within the limits, and returns the number of the
-// event.
+// add appends an event, drops old events to stay within the limits (but keeps at least ringMin, whatever their size),
+// and returns the number of the event.
 func (r *ring) add(ev Event) uint64 {
 	size := eventSize(&ev)
 	for n := r.next - r.first; n > 0; n = r.next - r.first {
@@ -66,7 +66,7 @@ func (r *ring) add(ev Event) uint64 {
 	return number
 }
 
-// evict drops the oldest event. Watches from before its revision are no longer possible.
+// evict drops the oldest event, which must exist. Watches from before its revision are no longer possible.
 func (r *ring) evict() {
 	ev := r.at(r.first)
 	r.start = ev.Revision

@@ -14,9 +14,9 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Run updates the caches from an etcd watch and fills collections on demand until ctx is done. It
-// retries failed reads and opens a broken watch again. It returns nil, or an error if it was called
-// before.
+// Run updates the caches from an etcd watch and fills collections on demand until ctx is done. It retries failed
+// reads and opens a broken watch again, with a delay of up to two seconds. It returns nil, or an error if it was
+// called before.
 func (s *Store) Run(ctx context.Context) error {
 	if s.running.Swap(true) {
 		return errors.New("store: already run")
@@ -77,8 +77,8 @@ func (s *Store) wantFill(c *Collection) {
 	signal(s.fills)
 }
 
-// fillCollection fills the cache of a collection for the first time. It retries until it succeeds,
-// the collection is dropped or ctx is done.
+// fillCollection fills the cache of a collection for the first time. It retries, after errors and if events were lost
+// meanwhile, until it succeeds, the collection is dropped or ctx is done.
 func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 	var retry backoff
 	began := time.Now()
@@ -103,9 +103,9 @@ func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 	}
 }
 
-// feed updates the caches from an etcd watch on all keys until ctx is done. It opens a broken watch
-// again. If events were lost, it reads all cached collections again. It closes established when the
-// first watch is open.
+// feed updates the caches from an etcd watch on all keys until ctx is done. It opens a broken watch again. If events
+// were lost, by a compaction or because etcd was restored from a backup, it reads all filled collections again. It
+// closes established when the first watch is open.
 func (s *Store) feed(ctx context.Context, established chan struct{}) {
 	var retry backoff
 	for ctx.Err() == nil {
@@ -131,9 +131,9 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 // from a backup.
 var errRolledBack = errors.New("etcd went back to an earlier revision")
 
-// watchOnce opens an etcd watch that starts after the position, and applies its events until it
-// breaks. It returns the reason: errRolledBack, or an error of etcd. It closes and clears
-// *established when the first watch is open, and resets retry when the watch works.
+// watchOnce opens an etcd watch that starts after the position, and applies its events until it breaks. It returns
+// the reason, which is never nil: errRolledBack, or an error of etcd or its client. It closes *established and sets
+// it to nil when the first watch is open, and resets retry when the watch works.
 func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry *backoff) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -179,9 +179,9 @@ func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry
 	}
 }
 
-// take applies events of the etcd watch to their collections and then advances the position to the last one.
-// touched is an empty slice, to which take appends the collections that have events. The caller passes the result
-// to the next call, emptied, so that its memory is reused.
+// take applies events of the etcd watch to their collections and then advances the position to the last one. It
+// ignores keys that belong to no collection. touched is an empty slice, to which take appends the collections that
+// have events. The caller passes the result to the next call, emptied, so that its memory is reused.
 func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collection {
 	for _, ev := range events {
 		c := s.route(ev.Kv.Key)
@@ -263,7 +263,7 @@ type backoff struct{ next time.Duration }
 // reset makes the next delay the shortest one, after a success.
 func (b *backoff) reset() { b.next = 0 }
 
-// wait waits for the current delay or until ctx is canceled, and doubles the delay.
+// wait doubles the delay and waits for it or until ctx is canceled. The first delay is 10 ms, the maximum 2 s.
 func (b *backoff) wait(ctx context.Context) {
 	b.next = min(max(2*b.next, 10*time.Millisecond), 2*time.Second)
 	lifecycle.Pause(ctx, b.next)

@@ -39,11 +39,11 @@ var (
 
 // Codec encodes and decodes the objects of one collection.
 type Codec interface {
-	// Encode returns the bytes to store, e.g. protobuf with the prefix "k8s\0". The resourceVersion
-	// of the object must be empty.
+	// Encode returns the bytes to store, e.g. protobuf with the prefix "k8s\0". The resourceVersion of obj must be
+	// empty. It is called by Commit, before anything is written.
 	Encode(obj runtime.Object) ([]byte, error)
-	// Decode reverses Encode. It returns a new, defaulted object with resourceVersion set to
-	// revision.
+	// Decode reverses Encode. It returns a new object with default values and with resourceVersion set to revision,
+	// or an error if data is malformed or of another kind.
 	Decode(data []byte, revision int64) (runtime.Object, error)
 }
 
@@ -64,8 +64,8 @@ type Config struct {
 	// History is the maximum number of recent events per collection that are kept for watches from
 	// older revisions. Zero means 4096.
 	History int
-	// OnRequest is called after each etcd request for objects of a resource: get, list, create,
-	// update or delete. It may be nil, must be safe for concurrent use and must be fast.
+	// OnRequest is called after each etcd request that lists or writes objects of a resource. operation is list,
+	// create, update or delete. It may be nil, must be safe for concurrent use and must be fast.
 	OnRequest func(operation, group, resource string, took time.Duration, err error)
 	// OnWait is called with the time that a consistent read has waited for the cache to include all
 	// previous writes. It may be nil, must be safe for concurrent use and must be fast.
@@ -82,9 +82,11 @@ type Config struct {
 // CollectionConfig describes the objects of one resource: their keys in etcd, their encoding and
 // their indexes.
 type CollectionConfig struct {
+	// Resource is the group and resource, for errors and metrics.
 	Resource schema.GroupResource
 	// Path is the path below the store's prefix, without leading and trailing slash.
-	Path  string
+	Path string
+	// Codec encodes and decodes the objects.
 	Codec Codec
 	// Transformer encrypts the stored values. If it is nil, they are not encrypted.
 	Transformer value.Transformer
@@ -94,14 +96,15 @@ type CollectionConfig struct {
 
 // Index is an attribute that is often used for selection, such as the node of a pod.
 type Index struct {
+	// Name is what WatchOptions.Index and ListOptions.Index refer to.
 	Name string
 	// Of returns the value of an entry, which must not depend on anything else. It is called for
 	// each change while the collection is locked, so it must be fast.
 	Of func(*Entry) string
 }
 
-// Op is one create, update or delete of an object in a transaction. Collection.Create, Update and
-// Delete return one; Store.Commit executes it.
+// Op is one create, update or delete of an object in a transaction. Collection.Create, Update and Delete return one;
+// Store.Commit executes it. The zero Op is rejected.
 type Op struct {
 	collection *Collection
 	key        string
@@ -203,7 +206,7 @@ type Page struct {
 	Entries []*Entry
 	// Next is the From key of the next page, or "" if the list is complete.
 	Next string
-	// Remaining is the number of remaining entries, or -1 if Match was set.
+	// Remaining is the number of entries after this page, 0 if there is none, or -1 if Match was set.
 	Remaining int64
 }
 

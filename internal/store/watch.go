@@ -10,8 +10,8 @@ import (
 // errClosed is returned by Next after Close.
 var errClosed = fmt.Errorf("watcher is closed: %w", ErrStopped)
 
-// Watcher is one watch of a collection. It is a position in the collection's recorded history, from
-// which Next continues; it has no buffer.
+// Watcher is one watch of a collection. It is a position in the collection's recorded history, from which Next
+// continues; it has no buffer. All methods except for Next and Notify are safe for concurrent use.
 type Watcher struct {
 	collection *Collection
 	opts       WatchOptions
@@ -41,8 +41,9 @@ type Watcher struct {
 // same revision.
 const maxBatch = 256
 
-// Watch starts a watch. It returns ErrTooOld if the collection's recorded history does not contain the events after
-// opts.Since anymore. The caller must close the watcher. ctx only applies to the start.
+// Watch starts a watch after it has waited for the cache to be filled. It returns ErrTooOld if neither the
+// collection's recorded history nor etcd contains the events after opts.Since anymore, and ErrStopped if the store
+// stops or the collection is dropped. The caller must close the watcher. ctx only applies to the start.
 func (c *Collection) Watch(ctx context.Context, opts WatchOptions) (*Watcher, error) {
 	if err := c.fill(ctx); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", c.cfg.Resource, err)
@@ -66,7 +67,7 @@ func (c *Collection) Watch(ctx context.Context, opts WatchOptions) (*Watcher, er
 	return nil, fmt.Errorf("watching %s: %w", c.cfg.Resource, &TooOldError{Since: opts.Since, Oldest: start})
 }
 
-// begin registers the watcher at its start revision. It returns false if the recorded history does
+// begin registers the watcher at its start revision. It returns false without an error if the recorded history does
 // not reach back to that revision, and ErrStopped if the collection was dropped.
 func (w *Watcher) begin() (bool, error) {
 	c := w.collection
@@ -90,9 +91,10 @@ func (w *Watcher) begin() (bool, error) {
 	return true, nil
 }
 
-// Next blocks until there are events, a progress notification was requested, or ctx is done. It returns ErrTooOld
-// if the watcher was too slow, so that the recorded history does not contain its next event anymore; the watch is
-// then terminated. Calls must not be concurrent.
+// Next blocks until there are events, a progress notification was requested, or ctx is done, whose error it then
+// returns. It returns ErrTooOld if the watcher was too slow, so that the recorded history does not contain its next
+// event anymore, or if the store has lost events. It returns ErrStopped after Close, if the collection is dropped or
+// if the store stops. After these errors, the watch is terminated. Calls must not be concurrent.
 func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	for {
 		batch, err := w.take()
@@ -117,8 +119,8 @@ func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	}
 }
 
-// take returns the events since the last call that match, without blocking. Without events, the
-// batch contains only the revision up to which there are none.
+// take returns the events since the last call that match, without blocking, or the error with which the watch has
+// failed. Without events, the batch contains only the revision up to which there are none.
 func (w *Watcher) take() (Batch, error) {
 	c := w.collection
 	for {
@@ -199,16 +201,17 @@ func (w *Watcher) concerns(key string) bool {
 	return strings.HasPrefix(key, w.opts.Prefix)
 }
 
-// RequestProgress makes Next return soon, possibly without events, with a Revision that is at least
-// etcd's revision at the time of this call. It is safe for concurrent use.
+// RequestProgress makes Next return soon, possibly without events, with a Revision that is at least etcd's revision
+// at the time of this call. If etcd does not respond, Next only returns for events, and the request is dropped. It is
+// safe for concurrent use.
 func (w *Watcher) RequestProgress() {
 	w.progress.Store(true)
 	signal(w.wake)
 }
 
-// Notify sends nil to changed after each batch of changes, and finally the error with which the
-// watch failed, until ctx is done. It is for callers that read the objects again after a change and
-// select on other channels too. It calls Next, so the caller must not.
+// Notify sends nil to changed after each batch of changes or progress notification, and finally the error with which
+// the watch failed, until ctx is done. It is for callers that read the objects again after a change and select on
+// other channels too. It calls Next, so the caller must not. It blocks while changed is not received from.
 func (w *Watcher) Notify(ctx context.Context, changed chan<- error) {
 	for {
 		_, err := w.Next(ctx)
@@ -223,7 +226,8 @@ func (w *Watcher) Notify(ctx context.Context, changed chan<- error) {
 	}
 }
 
-// Close terminates the watch. It is safe for concurrent use and can be called more than once.
+// Close terminates the watch; Next then returns ErrStopped. It is safe for concurrent use and can be called more than
+// once.
 func (w *Watcher) Close() {
 	c := w.collection
 	c.mu.Lock()
@@ -385,8 +389,8 @@ func (w *Watcher) wants(ev *Event) bool {
 	return ev.Current != nil && match(ev.Current) || ev.Previous != nil && match(ev.Previous)
 }
 
-// fail makes Next of all watchers of the collection return err, and removes the watchers. It is
-// called when the collection is dropped or events were lost.
+// fail makes Next of all watchers of the collection return err, and removes the watchers. It is called when the
+// collection is dropped or events were lost. The caller holds the collection's lock.
 func (x *watcherIndex) fail(err error) {
 	end := func(list []*Watcher) {
 		for _, w := range list {

@@ -27,7 +27,7 @@ func weaken(obj runtime.Object) *weakObject {
 	return &weakObject{kind: v.Type().Elem(), pointer: weak.Make((*byte)(v.UnsafePointer()))}
 }
 
-// get returns the object, or nil if it was garbage collected or w refers to none.
+// get returns the object, or nil if it was garbage collected. w must not be nil.
 func (w *weakObject) get() runtime.Object {
 	p := w.pointer.Value()
 	if p == nil {
