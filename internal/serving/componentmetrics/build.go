@@ -7,11 +7,11 @@ import (
 	"hyperkube/internal/base/version"
 )
 
-// Build returns the collector of kubernetes_build_info, version_info and
-// kubernetes_feature_enabled. gates contains the feature gates that were set explicitly; it may be
-// nil.
+// Build returns the collector of the metrics kubernetes_build_info, version_info and kubernetes_feature_enabled.
+// gates contains the feature gates that were set explicitly; it may be nil, and all others have their default.
 func Build(gates featuregates.Set) prometheus.Collector { return build{gates} }
 
+// build is the collector that Build returns. gates are the feature gates that were set explicitly.
 type build struct{ gates featuregates.Set }
 
 var (

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Health records the results of health checks for /metrics/slis. Its methods are safe for
+// Health records the results of a component's health checks for its endpoint /metrics/slis. Its methods are safe for
 // concurrent use.
 //
 // https://kubernetes.io/docs/reference/instrumentation/slis/

@@ -16,17 +16,17 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// Page returns the gatherer of a component's /metrics page: the metrics of own, and those that all
-// components of a process have in common (Go runtime, process). If several gatherers return the
-// same metric, the first one is used.
+// Page returns the gatherer of a component's /metrics page: the metrics of own, and those of the global Prometheus
+// registry that describe the Go runtime, the process and the registry itself. If several gatherers return the same
+// metric, the first one is used.
 func Page(own ...prometheus.Gatherer) prometheus.Gatherer {
 	return page{own: own, include: func(name string) bool {
 		return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") || registryMetrics[name]
 	}}
 }
 
-// Library gathers the metrics that a Kubernetes library registers in the global Prometheus registry
-// of the process and whose names have the prefix.
+// Library gathers the metrics that a Kubernetes library registers in the global Prometheus registry of the process
+// and whose names have the prefix. If some metrics cannot be gathered, it returns an error and the others.
 func Library(prefix string) prometheus.Gatherer {
 	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
 		all, err := legacyregistry.DefaultGatherer.Gather()
@@ -44,14 +44,16 @@ func PageWithLibraries(own ...prometheus.Gatherer) prometheus.Gatherer {
 // itself. Every component's page includes them.
 var registryMetrics = map[string]bool{"registered_metrics_total": true, "hidden_metrics_total": true, "disabled_metrics_total": true}
 
+// page is the gatherer that Page and PageWithLibraries return.
 type page struct {
 	own []prometheus.Gatherer
 	// include selects the metrics of the global registry that are included.
 	include func(name string) bool
 }
 
-// Gather implements prometheus.Gatherer. It returns the metrics sorted by name. If a gatherer
-// fails, it returns the error and the metrics gathered so far.
+// Gather implements prometheus.Gatherer. It returns the metrics sorted by name. If a gatherer of own fails, it
+// returns the error and the metrics of the gatherers before it. If the global registry fails, it returns the error
+// and all metrics that could be gathered.
 func (p page) Gather() ([]*dto.MetricFamily, error) {
 	var all []*dto.MetricFamily
 	known := map[string]bool{}

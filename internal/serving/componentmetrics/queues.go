@@ -74,13 +74,14 @@ func (q *Queues) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// Worker is a goroutine that processes the keys of a queue.
+// Worker is a goroutine that processes the keys of a queue. It records since when it has been processing its current
+// key. Its methods are safe for concurrent use.
 type Worker struct {
 	mu    sync.Mutex
 	since time.Time // start of the current key, zero between keys; guarded by mu
 }
 
-// Begin records that the worker starts to process a key. A nil Worker does nothing.
+// Begin records that the worker starts to process a key now. A nil Worker does nothing.
 func (w *Worker) Begin() { w.set(time.Now()) }
 
 // End records that the worker has processed the key of the last Begin. A nil Worker does nothing.
@@ -106,8 +107,8 @@ func (w *Worker) took() time.Duration {
 	return time.Since(w.since)
 }
 
-// Worker returns a new Worker of the queue with the name. Its Begin and End must be called for each
-// key. It returns nil, which is a valid Worker, if q is nil.
+// Worker returns a new Worker, whose time per key is part of the metrics of the queue with the name. Its Begin and
+// End must be called for each key. It returns nil, which is a valid Worker, if q is nil.
 func (q *Queues) Worker(name string) *Worker {
 	if q == nil {
 		return nil
@@ -119,8 +120,9 @@ func (q *Queues) Worker(name string) *Worker {
 	return w
 }
 
-// New creates a rate-limited queue whose metrics have the label name. The caller must call the
-// returned function after it has shut down the queue. If q is nil, the queue has no metrics.
+// New creates a rate-limited queue whose metrics have the label name. The caller must call the returned function
+// after it has shut down the queue; it may be called more than once. If q is nil, the queue has no metrics, and the
+// function does nothing.
 func (q *Queues) New(name string, limiter workqueue.TypedRateLimiter[string]) (workqueue.TypedRateLimitingInterface[string], func()) {
 	if q == nil {
 		// A queue without a name has no metrics.
@@ -140,7 +142,8 @@ type tickless struct {
 	stopped chan time.Time
 }
 
-// NewTicker implements clock.WithTicker. A ticker for less than a second never ticks.
+// NewTicker implements clock.WithTicker. A ticker for less than a second never ticks; its channel is closed when the
+// queue is shut down. Other tickers are real.
 func (s *tickless) NewTicker(d time.Duration) clock.Ticker {
 	if d < time.Second {
 		return ticklessTicker{s.stopped}
@@ -157,7 +160,7 @@ func (t ticklessTicker) C() <-chan time.Time { return t.c }
 // Stop implements clock.Ticker. It does nothing, because the ticker never ticks.
 func (ticklessTicker) Stop() {}
 
-// provider implements workqueue.MetricsProvider: it returns the metrics of q for a queue.
+// provider implements workqueue.MetricsProvider: it returns the metrics of q for a work queue.
 type provider struct{ q *Queues }
 
 // unset is a gauge that ignores its value. Queues computes the metric instead.

@@ -83,7 +83,7 @@ func (r *Requests) Collect(ch chan<- prometheus.Metric) {
 	r.answer.Collect(ch)
 }
 
-// Wrap returns a transport that sends requests with next and records them.
+// Wrap returns a transport that sends requests with next and records them in the metrics of r. r must not be nil.
 func (r *Requests) Wrap(next http.RoundTripper) http.RoundTripper { return &measured{r, next} }
 
 // measured is the transport that Wrap returns.
@@ -98,8 +98,9 @@ var _ utilnet.RoundTripperWrapper = (*measured)(nil)
 // transport that dials.
 func (m *measured) WrappedRoundTripper() http.RoundTripper { return m.next }
 
-// RoundTrip implements http.RoundTripper. It measures the time until the response header is
-// received, which is meaningless for watches and not recorded for them.
+// RoundTrip implements http.RoundTripper. It counts each request, and measures the time until the response header is
+// received and the sizes of request and response. Times and sizes of watches are not recorded, because they are
+// meaningless, nor the response size of upgraded connections.
 func (m *measured) RoundTrip(req *http.Request) (*http.Response, error) {
 	began := time.Now()
 	resp, err := m.next.RoundTrip(req)
@@ -122,14 +123,15 @@ func (m *measured) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// responseBody is a response body that records its size when it was read completely.
+// responseBody is a response body that records its size, in bytes, when it was read to its end. A body that is closed
+// before is not recorded.
 type responseBody struct {
 	io.ReadCloser
 	n    int
 	size prometheus.Observer // nil after the size was recorded
 }
 
-// Read implements io.Reader. It records the size at the end of the body.
+// Read implements io.Reader. It records the size once, when it returns io.EOF.
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.n += n
@@ -141,7 +143,7 @@ func (b *responseBody) Read(p []byte) (int, error) {
 }
 
 // counter returns the counter of the responses with the method, host and status code in k, and creates it on first
-// use.
+// use. The code 0, for requests without a response, becomes the label "<error>".
 func (r *Requests) counter(k responseLabels) prometheus.Counter {
 	if c, ok := r.counters.Load(k); ok {
 		return c.(prometheus.Counter)
@@ -155,7 +157,7 @@ func (r *Requests) counter(k responseLabels) prometheus.Counter {
 	return c
 }
 
-// observersOf returns the histograms of requests with the labels k.
+// observersOf returns the histograms of requests with the labels k, and creates them on first use.
 func (r *Requests) observersOf(k requestLabels) observers {
 	if o, ok := r.observers.Load(k); ok {
 		return o.(observers)

@@ -12,10 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// authorize authenticates r by client certificate or bearer token, and authorizes it by a
-// SubjectAccessReview of the API server. It returns a nil error if the request is allowed, and
-// otherwise the HTTP status and the error for the response. Members of system:masters are allowed
-// everything.
+// authorize authenticates r by client certificate or, if Config.Reviews is set, by a TokenReview of its bearer token;
+// without either, the user is system:anonymous. It authorizes the user by a SubjectAccessReview of the API server.
+// Members of system:masters are allowed everything; without Config.Reviews, all others are denied. It returns a nil
+// error if the request is allowed, and otherwise the HTTP status (401, 403, or 500 if a review failed) and the error
+// for the response.
 func (s *Server) authorize(r *http.Request) (int, error) {
 	var spec authorizationv1.SubjectAccessReviewSpec
 	token, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")

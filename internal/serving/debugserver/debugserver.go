@@ -29,11 +29,11 @@ import (
 
 // Config is the configuration of a Server: what the port of a component serves and to whom.
 type Config struct {
-	// Component is the component name used in errors.
+	// Component is the component name in errors and on the pages /statusz and /flagz.
 	Component string
 	// Addr is host:port. Port 0 selects any free port.
 	Addr string
-	// CertFile and KeyFile contain the serving certificate and key. If they are empty, a
+	// CertFile and KeyFile contain the serving certificate and key, which New reads once. If both are empty, a
 	// self-signed certificate is generated.
 	CertFile, KeyFile string
 	// ClientCAFile contains the CAs of client certificates. If it is empty, client certificates are
@@ -42,18 +42,19 @@ type Config struct {
 	// Reviews is the client for token reviews and subject access reviews. If it is nil, only
 	// members of system:masters can access more than health checks.
 	Reviews kubernetes.Interface
-	// Metrics is the source of /metrics. If it is nil, only process metrics are served.
+	// Metrics is the source of /metrics. If it is nil, only the metrics that all components have in common are
+	// served.
 	Metrics prometheus.Gatherer
 	// Checks are the checks of /readyz, in order.
 	Checks []Check
-	// Live are the checks of /healthz and /livez.
+	// Live are the checks of /healthz and /livez, in order.
 	Live []Check
 	// Certificate returns the current serving certificate and replaces CertFile and KeyFile. It may
 	// be nil.
 	Certificate func() (*tls.Certificate, error)
 	// ClientCA contains the CAs of client certificates and replaces ClientCAFile. It may be nil.
 	ClientCA *x509.CertPool
-	// Flags are the command line flags of the component, which /flagz reports. It may be nil.
+	// Flags are the command line flags of the component, which /flagz reports. If it is nil, /flagz is not served.
 	Flags zpages.Flags
 	// ConfigName and Configuration are the name and content of /configz. If Configuration is nil,
 	// /configz is not served.
@@ -62,13 +63,15 @@ type Config struct {
 	// Level is the log level that /debug/flags/v changes. If it is nil, the level cannot be
 	// changed.
 	Level *slog.LevelVar
-	// NoProfiling disables the profiling endpoints and /debug/flags/v.
+	// NoProfiling disables the profiling endpoints below /debug/pprof and the endpoint /debug/flags/v.
 	NoProfiling bool
-	// Paths are additional handlers that are served to authorized clients.
+	// Paths are additional handlers, by path, that are served to authorized clients. They replace the default
+	// handlers of the same paths, except for /statusz and the health checks.
 	Paths map[string]http.Handler
 }
 
-// Check is a named health check of a component, for /healthz, /livez and /readyz.
+// Check is a named health check of a component, for /healthz, /livez and /readyz. An endpoint responds with status
+// 500 if one of its checks fails.
 type Check struct {
 	Name string
 	// Check returns why the check fails, or nil. It must be safe for concurrent use.
@@ -84,7 +87,8 @@ type Server struct {
 	addr  net.Addr // valid after ready is closed
 }
 
-// New validates cfg and loads or generates its certificates. Run opens the port.
+// New returns a Server for cfg, with certificates that it reads from files or generates. It returns an error if only
+// one of CertFile and KeyFile is set, or if a file cannot be read. Run opens the port.
 func New(cfg Config) (*Server, error) {
 	if (cfg.CertFile == "") != (cfg.KeyFile == "") {
 		return nil, fmt.Errorf("serving the port of %s: a certificate and its key must be specified together", cfg.Component)
@@ -125,8 +129,8 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // Addr returns the listening address. It is valid once the server is ready.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// Run opens the port and serves it until ctx is done, which closes all connections. It returns an
-// error if the port cannot be opened.
+// Run opens the port and serves it until ctx is done, which closes all connections; it then returns nil. It returns
+// an error if the port cannot be opened or accepting connections fails. It may be called only once.
 func (s *Server) Run(ctx context.Context) error {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", s.cfg.Addr)
@@ -152,8 +156,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// certificate reads the configured serving certificate, or generates a self-signed one if none is
-// configured.
+// certificate reads the configured serving certificate, or generates a self-signed one for the host name, localhost
+// and 127.0.0.1 if none is configured.
 func (s *Server) certificate() (tls.Certificate, error) {
 	if s.cfg.CertFile != "" {
 		cert, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
@@ -173,8 +177,8 @@ func (s *Server) certificate() (tls.Certificate, error) {
 	return tls.X509KeyPair(pem, key)
 }
 
-// handler returns the handler of all pages of the port: metrics, health, debugging and
-// configuration.
+// handler returns the handler of all pages of the port. /healthz, /livez and /readyz are served to every client, all
+// other paths (metrics, debugging, configuration) only to clients that authorize allows.
 func (s *Server) handler() http.Handler {
 	slis := componentmetrics.NewHealth()
 	open := http.NewServeMux()
@@ -216,9 +220,9 @@ func (s *Server) handler() http.Handler {
 	return open
 }
 
-// health returns the handler of a health endpoint with the name: healthz, livez or readyz. It runs
-// the checks, responds in the format of Kubernetes components, with 500 if one fails, and records
-// the results in slis.
+// health returns the handler of a health endpoint with the name: healthz, livez or readyz. It runs all checks,
+// responds in the format of Kubernetes components, with 500 and the names of the failed checks if one fails, and
+// records the results in slis. A successful response lists the checks only if the query contains verbose.
 //
 // https://kubernetes.io/docs/reference/using-api/health-checks/
 func health(name string, checks []Check, slis *componentmetrics.Health) http.HandlerFunc {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// Validate reports an invalid address or port.
+// Validate returns an error if --bind-address is not an IP address or --secure-port is not a valid port.
 func (s *SecurePortFlags) Validate() error {
 	if _, err := netip.ParseAddr(s.address); err != nil {
 		return fmt.Errorf("--bind-address: %w", err)
@@ -18,8 +18,10 @@ func (s *SecurePortFlags) Validate() error {
 	return nil
 }
 
-// Apply applies the flags that changed reports as set to the configuration of a server in the process of another program, which
-// determines the certificates. It returns false if the port is not served.
+// Apply applies the flags to the configuration of a server in the process of another program, which determines the
+// certificates. changed reports whether a flag was set. --bind-address and --secure-port replace their part of
+// cfg.Addr only if they were set, or both if cfg.Addr is not HOST:PORT. --profiling always applies. Apply returns
+// false if --secure-port is 0, so that the port must not be served.
 func (s *SecurePortFlags) Apply(changed func(flag string) bool, cfg *Config) bool {
 	host, port, err := net.SplitHostPort(cfg.Addr)
 	if err != nil || changed("bind-address") {

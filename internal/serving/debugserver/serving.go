@@ -31,8 +31,8 @@ func (s *SecurePortFlags) AddFlags(f *pflag.FlagSet, port int) {
 	f.BoolVar(&s.profiling, "profiling", true, "Enable profiling and changing the log verbosity via the web interface for authorized clients.")
 }
 
-// ReviewKubeconfig returns the path of the kubeconfig file for Config.Reviews. It is empty if the flags
-// specify none, or if the port is not served.
+// ReviewKubeconfig returns the path of the kubeconfig file for Config.Reviews: --authorization-kubeconfig, or else
+// --authentication-kubeconfig. It is empty if neither is set, or if the port is not served.
 func (s *SecurePortFlags) ReviewKubeconfig() string {
 	if s.port == 0 {
 		return ""
@@ -40,9 +40,9 @@ func (s *SecurePortFlags) ReviewKubeconfig() string {
 	return cmp.Or(s.authorizationKubeconfig, s.authenticationKubeconfig)
 }
 
-// RunWith serves the secure port as configured by cfg and the flags while work runs. The context of
-// work is canceled when ctx is done or the server fails. RunWith waits for both and returns the
-// error of the one that stopped first.
+// RunWith serves the secure port as configured by cfg and the flags while work runs. The context of work is canceled
+// when ctx is done or the server fails; the server stops when work returns. RunWith waits for both and returns the
+// error of the server or, if that is nil, of work. If --secure-port is 0, it only runs work.
 func (s *SecurePortFlags) RunWith(ctx context.Context, cfg Config, work func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -66,6 +66,7 @@ func (s *SecurePortFlags) RunWith(ctx context.Context, cfg Config, work func(con
 	return cmp.Or(<-served, err)
 }
 
+// server returns the server for cfg, with the address, certificates, client CAs and profiling that the flags specify.
 func (s *SecurePortFlags) server(cfg Config) (*Server, error) {
 	cfg.Addr = net.JoinHostPort(s.address, strconv.Itoa(s.port))
 	cfg.CertFile, cfg.KeyFile, cfg.ClientCAFile, cfg.NoProfiling = s.certFile, s.keyFile, s.clientCAFile, !s.profiling

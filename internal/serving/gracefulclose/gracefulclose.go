@@ -32,13 +32,14 @@ type halfCloser interface {
 	CloseWrite() error
 }
 
+// gracefulConn is the connection that Conn returns. closing makes only the first Close have an effect.
 type gracefulConn struct {
 	halfCloser
 	closing sync.Once
 }
 
-// Close implements net.Conn. It returns immediately; a goroutine closes the connection gracefully
-// as described for Conn.
+// Close implements net.Conn. It returns nil immediately; a goroutine closes the connection gracefully as described
+// for Conn. Further calls do nothing.
 func (l *gracefulConn) Close() error {
 	l.closing.Do(func() {
 		// This also unblocks a blocked writer, for which CloseWrite of TLS would wait.
@@ -54,7 +55,8 @@ func (l *gracefulConn) Close() error {
 	return nil
 }
 
-// Listener returns l with accepted connections that Close as described for Conn.
+// Listener returns a listener that accepts connections from l; their Close does not lose written data, as described
+// for Conn.
 func Listener(l net.Listener) net.Listener { return &listener{l} }
 
 type listener struct{ net.Listener }

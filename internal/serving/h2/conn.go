@@ -127,6 +127,8 @@ type closing struct {
 	closeTimer       *time.Timer
 }
 
+// newConn returns the state of a connection of s whose TLS handshake is complete. serve serves it with handler; base
+// is the parent of the contexts of its requests.
 func newConn(s *server, tc *tls.Conn, handler http.Handler, base context.Context) *conn {
 	c := &conn{
 		server: s, handler: handler, transport: transport{tls: tc, state: tc.ConnectionState(), remote: tc.RemoteAddr().String()},
@@ -146,8 +148,9 @@ func newConn(s *server, tc *tls.Conn, handler http.Handler, base context.Context
 	return c
 }
 
-// serve reads and processes frames until the connection is closed or broken, and then releases its
-// resources.
+// serve reads and processes frames until the connection is closed or broken, and then releases its resources. After a
+// protocol error of the client it rejects the request or, if the error concerns the connection, sends GOAWAY and
+// closes it.
 func (c *conn) serve() {
 	defer c.close()
 	_ = c.tls.SetDeadline(time.Time{}) // clears the deadline that net/http sets for the handshake
@@ -192,8 +195,8 @@ func (c *conn) serve() {
 	}
 }
 
-// preface reads the bytes with which every HTTP/2 client starts. It returns an error if they are
-// different or do not arrive in time.
+// preface reads the bytes with which every HTTP/2 client starts. It returns an error if they are different or do not
+// arrive within prefaceTimeout.
 func (c *conn) preface() error {
 	if err := c.tls.SetReadDeadline(time.Now().Add(prefaceTimeout)); err != nil {
 		return err
@@ -208,8 +211,8 @@ func (c *conn) preface() error {
 	return c.tls.SetReadDeadline(time.Time{})
 }
 
-// start starts the handlers of new streams, or queues the streams if MaxStreams handlers are
-// running.
+// start starts the handlers of new streams, or queues the streams while MaxStreams handlers are running. It skips
+// streams that the client has reset meanwhile.
 func (c *conn) start() {
 	if len(c.ready) == 0 {
 		return
@@ -231,8 +234,8 @@ func (c *conn) start() {
 	c.mu.Unlock()
 }
 
-// handlerReturned records that a handler has returned, and starts the handler of the next pending
-// stream. The caller holds c.mu.
+// handlerReturned records that a handler has returned, and starts the handler of the next pending stream that is not
+// closed, if there is one. The caller holds c.mu.
 func (c *conn) handlerReturned() {
 	c.running--
 	for len(c.pending) > 0 {
@@ -248,8 +251,8 @@ func (c *conn) handlerReturned() {
 	c.pending = nil
 }
 
-// drain sends GOAWAY, so that the client opens no new streams. The connection is closed after the
-// last stream. The server calls it at shutdown.
+// drain sends GOAWAY, so that the client opens no new streams. The connection is closed after the last stream. The
+// server calls it at shutdown. It does nothing if the connection is already draining, broken or not served yet.
 func (c *conn) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -261,8 +264,8 @@ func (c *conn) drain() {
 	c.sendSoon()
 }
 
-// maybeClose schedules the close of a connection that is draining and has no more work. The caller
-// holds c.mu.
+// maybeClose schedules the close of a connection that is draining, has no streams and has written all frames. It is
+// closed after closeDelay. The caller holds c.mu.
 func (c *conn) maybeClose() {
 	if c.draining && len(c.streams) == 0 && !c.writing && len(c.out) == 0 && c.closeTimer == nil && !c.failed {
 		// Closing a connection with unread data can discard the last frames before the client has
@@ -271,8 +274,8 @@ func (c *conn) maybeClose() {
 	}
 }
 
-// closeWithError sends GOAWAY with the code of the client's protocol error. It then waits briefly
-// for the client to close the connection. The caller closes it afterwards.
+// closeWithError sends GOAWAY with the code of the client's protocol error. It then waits up to closeDelay for the
+// client to close the connection, and discards what it receives. The caller closes it afterwards.
 func (c *conn) closeWithError(code http2.ErrCode) {
 	c.mu.Lock()
 	c.draining = true
@@ -298,8 +301,8 @@ func (c *conn) close() {
 	_ = c.tls.NetConn().Close()
 }
 
-// fail closes all streams and cancels their contexts. Nothing is written to the connection
-// afterwards. The caller holds c.mu.
+// fail closes all streams, whose handlers get errConnClosed, and cancels their contexts. Nothing is written to the
+// connection afterwards. Further calls do nothing. The caller holds c.mu.
 func (c *conn) fail() {
 	if c.failed {
 		return
@@ -313,9 +316,9 @@ func (c *conn) fail() {
 	c.discard()
 }
 
-// checkKeepalive runs on a timer. It closes a connection that has had no streams for the server's
-// IdleTimeout, sends a ping if nothing was received since its last run, and closes the connection
-// if a ping was not answered.
+// checkKeepalive runs on a timer. It makes a connection close that has had no streams for the server's IdleTimeout,
+// sends a ping if nothing was received since its last run, and closes the connection if nothing was received for
+// PingTimeout after a ping. If PingAfter or IdleTimeout is zero, it omits that part.
 func (c *conn) checkKeepalive() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,11 +10,12 @@ import (
 	"hyperkube/internal/serving/rawconn"
 )
 
-// Listen returns a listener for a server configured by Configure. TLS writes records of at most 16
-// KiB; the connections of the listener collect the records of one large write and send them with
-// one system call. They are connections of package rawconn.
+// Listen returns a listener for a server configured by Configure; l must accept plain TCP connections, which the
+// server encrypts. TLS writes records of at most 16 KiB; the connections of the listener collect the records of one
+// large write and send them with one system call. They are connections of package rawconn.
 func Listen(l net.Listener) net.Listener { return corking{new(rawconn.MonitorWaker).Listen(l)} }
 
+// corking is the listener that Listen returns.
 type corking struct{ net.Listener }
 
 // Accept implements net.Listener. The connection is a *corked, which collects the bytes of several writes between
@@ -42,7 +43,7 @@ type corked struct {
 	held *[]byte
 }
 
-// Write implements net.Conn. Between hold and release it only collects p.
+// Write implements net.Conn. Between hold and release it only collects p and returns no error.
 func (c *corked) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,15 +54,15 @@ func (c *corked) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// hold starts to collect the bytes that are written, so that they are sent in one packet later.
+// hold starts to collect the bytes that are written, so that release sends them with one system call.
 func (c *corked) hold() {
 	c.mu.Lock()
 	c.held = collected.Get().(*[]byte)
 	c.mu.Unlock()
 }
 
-// release sends the collected bytes. It fails if the peer accepts no bytes for timeout; zero means
-// no timeout. hold must have been called.
+// release sends the bytes collected since hold, which must have been called, and ends the collection. It fails if the
+// peer accepts no bytes for timeout; zero means that only a deadline set before applies.
 func (c *corked) release(timeout time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,8 +2,8 @@ package h2
 
 import "golang.org/x/net/http2"
 
-// process handles a received frame. It returns a StreamError, after which the stream must be reset,
-// or an error that requires closing the connection.
+// process handles a received frame. It returns a StreamError, after which the stream must be reset, or another error,
+// after which the connection must be closed. The first frame must be SETTINGS; frames of unknown types are ignored.
 func (c *conn) process(f http2.Frame) error {
 	if !c.settings {
 		if s, ok := f.(*http2.SettingsFrame); !ok || s.IsAck() {
@@ -60,8 +60,8 @@ func (c *conn) process(f http2.Frame) error {
 	return nil
 }
 
-// refuse resets the stream in which the client has violated the protocol. It returns an error if
-// the connection must be closed instead.
+// refuse resets the stream in which the client has violated the protocol. It returns an error if the connection must
+// be closed instead, because the stream was never opened or the client causes too many resets.
 func (c *conn) refuse(e http2.StreamError) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +95,9 @@ func (c *conn) refuse(e http2.StreamError) error {
 	return c.answerSoon()
 }
 
-// onSettings applies the client's SETTINGS frame and acknowledges it. The caller holds c.mu.
+// onSettings applies the client's SETTINGS frame and acknowledges it. It ignores acknowledgments of the server's own
+// settings. It returns an error, which closes the connection, if a value is invalid or makes a window too large. The
+// caller holds c.mu.
 func (c *conn) onSettings(f *http2.SettingsFrame) error {
 	if err := c.overhead(1 + f.NumSettings()); err != nil || f.IsAck() {
 		return err
@@ -131,8 +133,8 @@ func (c *conn) onSettings(f *http2.SettingsFrame) error {
 	return c.answerSoon()
 }
 
-// onWindowUpdate enlarges the send window of the connection or of a stream, and wakes the handlers
-// that wait for it. The caller holds c.mu.
+// onWindowUpdate enlarges the send window of the connection or of a stream, and wakes the handlers that wait for it.
+// It returns an error if the window becomes larger than maxWindow. The caller holds c.mu.
 func (c *conn) onWindowUpdate(f *http2.WindowUpdateFrame) error {
 	if err := c.overhead(1); err != nil {
 		return err
@@ -155,8 +157,9 @@ func (c *conn) onWindowUpdate(f *http2.WindowUpdateFrame) error {
 	return nil
 }
 
-// onHeaders opens a stream for a new request, or handles the trailers of an open one. The caller
-// holds c.mu.
+// onHeaders opens a stream for a new request, or handles the trailers of an open one. It returns a StreamError if
+// MaxStreams are open or the request is malformed, and a connection error if the client opens streams faster than
+// their handlers return. While the connection is draining, it ignores new streams. The caller holds c.mu.
 func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	id := f.StreamID
 	if id%2 == 0 {
@@ -190,8 +193,9 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// onData passes a part of a request body to its stream, after checking the flow control window of
-// the connection. The caller holds c.mu.
+// onData passes a part of a request body to its stream, after checking the flow control window of the connection. If
+// the stream is closed or its body is complete, it discards the data, returns its size to the window, and ignores the
+// frame or returns an error as RFC 9113 requires. The caller holds c.mu.
 func (c *conn) onData(f *http2.DataFrame) error {
 	n := int64(f.Length)
 	if n > c.receiveLeft {
@@ -249,8 +253,8 @@ func (c *conn) returnWindow(n int64) {
 	}
 }
 
-// wakeAll wakes all handlers that wait for space in the output buffer or for a larger send window.
-// The caller holds c.mu.
+// wakeAll wakes all handlers that wait for the request body, for space in the output buffer or for a larger send
+// window, so that they check their condition again. The caller holds c.mu.
 func (c *conn) wakeAll() {
 	if c.waiting == 0 {
 		return

@@ -59,11 +59,11 @@ func (st *stream) resetEarly() bool {
 	return !st.answer.headerFramed && time.Since(st.opened) < earlyPeriod
 }
 
-// countEarlyReset counts a stream that the client reset early, or that the server reset because of
-// an invalid frame. It returns an error, which closes the connection, if there are too many such
-// streams in a short time. The limit of open streams does not protect the server against them: the
-// request is processed for a while after the reset, and the client may open the next stream
-// immediately. maxStreams is the maximum number of open streams. The caller holds the lock.
+// countEarlyReset counts a stream that the client reset early, or that the server reset because of an invalid frame.
+// It returns an error, which closes the connection, if there are more than maxEarlyResets (or maxStreams) such
+// streams in a short time. The limit of open streams does not protect the server against them: the request is
+// processed for a while after the reset, and the client may open the next stream immediately. maxStreams is the
+// maximum number of open streams. The caller holds the lock.
 func (l *limits) countEarlyReset(maxStreams uint32) error {
 	l.earlyResets.decay(earlyResetDecay)
 	if l.earlyResets.n++; l.earlyResets.n > max(maxEarlyResets, int(maxStreams)) {
@@ -127,8 +127,8 @@ type frameReader struct {
 	continuations int
 }
 
-// Read implements io.Reader. It does not read beyond the end of a frame. It returns a connection
-// error if a header block has too many CONTINUATION frames.
+// Read implements io.Reader. It does not read beyond the end of a frame. It returns a connection error if a header
+// block has more than maxContinuations CONTINUATION frames.
 func (r *frameReader) Read(p []byte) (int, error) {
 	if r.left == 0 {
 		head, err := r.in.Peek(frameHeader)

@@ -20,6 +20,7 @@ var common = []string{
 
 var commonLower, commonWire = namesBothWays()
 
+// namesBothWays returns the maps commonLower and commonWire of the names in common.
 func namesBothWays() (low, wire map[string]string) {
 	low, wire = make(map[string]string, len(common)), make(map[string]string, len(common))
 	for _, name := range common {
@@ -29,8 +30,8 @@ func namesBothWays() (low, wire map[string]string) {
 	return low, wire
 }
 
-// canonical returns the canonical form of a header name as HTTP/2 sends it, e.g. "Content-Type" for
-// "content-type".
+// canonical returns the canonical form of a header name as HTTP/2 sends it, e.g. "Content-Type" for "content-type".
+// Frequent names need no new string.
 func canonical(name string) string {
 	if s, ok := commonWire[name]; ok {
 		return s

@@ -32,6 +32,7 @@ type output struct {
 	block   bytes.Buffer
 }
 
+// init creates the header compressor and sets the output to empty. It must be called before any other method.
 func (o *output) init() {
 	o.openFrame = -1
 	o.encoder = hpack.NewEncoder(&o.block)
@@ -68,8 +69,8 @@ func keepBuffer(b []byte) {
 // everything is written.
 func (o *output) discard() { o.out, o.spare, o.openFrame = nil, nil, -1 }
 
-// grow appends as much of p as possible to the payload of the last DATA frame, which must be open,
-// up to a payload of most bytes. It returns the number of appended bytes.
+// grow appends as much of p as possible to the payload of the last DATA frame, which must be open, up to a payload of
+// most bytes. It returns the number of appended bytes, which is 0 if the frame is full.
 func (o *output) grow(p []byte, most int) (n int) {
 	head := o.out[o.openFrame:]
 	length := int(head[0])<<16 | int(head[1])<<8 | int(head[2])
@@ -83,8 +84,8 @@ func (o *output) grow(p []byte, most int) (n int) {
 	return n
 }
 
-// appendFrame appends the header of a frame to the output. The caller appends the payload of length
-// bytes.
+// appendFrame appends the header of a frame to the output, which also ends the last DATA frame. The caller appends
+// the payload of length bytes.
 func (o *output) appendFrame(length int, kind http2.FrameType, flags http2.Flags, stream uint32) {
 	if o.out == nil {
 		o.out = *buffers.Get().(*[]byte)
@@ -142,9 +143,9 @@ func (o *output) appendPing(ack bool, data [8]byte) {
 	o.out = append(o.out, data[:]...)
 }
 
-// answerSoon sends the response to a control frame, such as PING or SETTINGS, in another goroutine.
-// It returns an error, which closes the connection, if the client sends control frames without
-// reading the responses. The caller holds c.mu.
+// answerSoon sends the response to a control frame, such as PING or SETTINGS, in another goroutine. It returns an
+// error, which closes the connection, if more than maxBuffered+maxExcess bytes are waiting because the client sends
+// control frames without reading the responses. The caller holds c.mu.
 func (c *conn) answerSoon() error {
 	if len(c.out) > maxBuffered+maxExcess {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
@@ -153,9 +154,9 @@ func (c *conn) answerSoon() error {
 	return nil
 }
 
-// sendSoon makes another goroutine write the frames in the output buffer, unless one is writing
-// already. The goroutine that reads from the connection uses it, because it must not block in a
-// write. The caller holds c.mu.
+// sendSoon makes another goroutine write the frames in the output buffer. It does nothing if a goroutine is writing
+// already, the buffer is empty or the connection has failed. The goroutine that reads from the connection uses it,
+// because it must not block in a write. The caller holds c.mu.
 func (c *conn) sendSoon() {
 	if c.writing || len(c.out) == 0 || c.failed {
 		return
@@ -168,9 +169,9 @@ func (c *conn) sendSoon() {
 	}()
 }
 
-// send writes the frames in the output buffer. If another goroutine is writing, it returns
-// immediately, and that goroutine writes them. The caller holds c.mu, which is released during the
-// write.
+// send writes the frames in the output buffer. If another goroutine is writing, it returns immediately, and that
+// goroutine writes them. Frames that are appended during the write are left to another goroutine. The caller holds
+// c.mu, which is released during the write.
 func (c *conn) send() {
 	if c.writing || len(c.out) == 0 || c.failed {
 		return
@@ -187,8 +188,8 @@ func (c *conn) send() {
 	c.releaseBuffers()
 }
 
-// sendAll is send, but also writes frames that are appended during the write. A worker uses it
-// after its handler has returned.
+// sendAll is like send, but also writes frames that are appended during the write. A worker uses it after its handler
+// has returned. The caller holds c.mu.
 func (c *conn) sendAll() {
 	if c.writing || len(c.out) == 0 || c.failed {
 		return
@@ -231,8 +232,8 @@ func (c *conn) writeOut() {
 	c.wakeAll()
 }
 
-// write encrypts data and writes it to the TCP connection, with the write timeout of the server.
-// Only one goroutine may call it at a time.
+// write encrypts data and writes it to the TCP connection, with the write timeout of the server, if there is one.
+// Only one goroutine may call it at a time. The caller does not hold c.mu.
 func (c *conn) write(data []byte) error {
 	timeout := c.server.cfg.WriteTimeout
 	if timeout > 0 {

@@ -48,8 +48,9 @@ func (w *response) Header() http.Header {
 	return w.header
 }
 
-// WriteHeader implements http.ResponseWriter. An informational (1xx) status is sent immediately,
-// any other with the first part of the body.
+// WriteHeader implements http.ResponseWriter. An informational (1xx) status is sent immediately, any other with the
+// first part of the body. Calls after the first other status, or after the handler has returned, are ignored. An
+// invalid Content-Length is removed. It panics if status is not between 100 and 999.
 func (w *response) WriteHeader(status int) {
 	if w.status != 0 || w.done {
 		return
@@ -90,9 +91,11 @@ func bodyAllowed(status int) bool {
 	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// Write implements http.ResponseWriter. It collects the bytes until the response buffer is full or
-// Flush is called. Afterwards it encodes them as DATA frames, and blocks while the client's flow
-// control window or the output buffer is full.
+// Write implements http.ResponseWriter. It collects the bytes until the response buffer is full or Flush is called,
+// unless the Content-Length is larger than that buffer. Afterwards it encodes them as DATA frames, and blocks while
+// the client's flow control window or the output buffer is full. It discards the bytes for a HEAD request. It returns
+// an error if the status allows no body, p exceeds the Content-Length, the stream is closed, or the write deadline
+// expires.
 func (w *response) Write(p []byte) (int, error) {
 	if w.done {
 		return 0, errClosed
@@ -141,12 +144,13 @@ func (w *response) buffer(p []byte) bool {
 // WriteString implements io.StringWriter. It is the same as Write.
 func (w *response) WriteString(s string) (int, error) { return w.Write([]byte(s)) }
 
-// Flush implements http.Flusher: it sends what the handler has written so far.
+// Flush implements http.Flusher: it sends what the handler has written so far. It ignores errors, which the next
+// Write returns.
 func (w *response) Flush() { _ = w.FlushError() } // the next write returns the error
 
-// FlushError sends what the handler has written so far, or leaves this to the goroutine that is
-// already writing to the connection. http.ResponseController calls it. It returns an error if the
-// stream is closed.
+// FlushError sends what the handler has written so far, or leaves this to the goroutine that is already writing to
+// the connection. http.ResponseController calls it. It returns an error if the handler has returned, the stream is
+// closed, or the write deadline expires.
 func (w *response) FlushError() error {
 	if w.done {
 		return errClosed
@@ -165,9 +169,9 @@ func (w *response) FlushError() error {
 	return nil
 }
 
-// yield lets other goroutines that are about to write to the connection append their frames first:
-// the event that wakes one watch often wakes many. The caller holds c.mu, which is released in
-// between.
+// yield lets other goroutines that are about to write to the connection append their frames first: the event that
+// wakes one watch often wakes many. It does nothing if a goroutine is writing or there is only one stream. The caller
+// holds c.mu, which is released in between.
 func (c *conn) yield() {
 	if !c.writing && len(c.streams) > 1 {
 		c.mu.Unlock()
@@ -176,15 +180,15 @@ func (c *conn) yield() {
 	}
 }
 
-// SetReadDeadline sets the deadline for reading the request body, for http.ResponseController. The
-// zero time means no deadline.
+// SetReadDeadline sets the deadline for reading the request body, for http.ResponseController. The zero time means no
+// deadline. It always returns nil.
 func (w *response) SetReadDeadline(t time.Time) error {
 	w.stream.setDeadline(reading, t)
 	return nil
 }
 
-// SetWriteDeadline sets the deadline for writing the response, for http.ResponseController. The
-// zero time means no deadline.
+// SetWriteDeadline sets the deadline for writing the response, for http.ResponseController. The zero time means no
+// deadline. It always returns nil.
 func (w *response) SetWriteDeadline(t time.Time) error {
 	w.stream.setDeadline(writing, t)
 	return nil
@@ -194,9 +198,9 @@ func (w *response) SetWriteDeadline(t time.Time) error {
 // HTTP/2. http.ResponseController calls it.
 func (w *response) EnableFullDuplex() error { return nil }
 
-// complete appends the frames of the response that are missing when the handler has returned:
-// header, collected body and trailers. It resets the stream if the handler has written less than
-// its Content-Length. The caller holds c.mu and sends the frames.
+// complete appends the frames of the response that are missing when the handler has returned: header, collected body
+// and trailers. It adds a Content-Length if the complete body is known. It resets the stream if the handler has
+// written less than its Content-Length. The caller holds c.mu and sends the frames.
 func (w *response) complete() {
 	if w.status == 0 {
 		w.status = http.StatusOK
@@ -267,9 +271,10 @@ func (w *response) frame(p []byte, end bool) error {
 	return nil
 }
 
-// data appends p as DATA frames to the output buffer, and waits for flow control window and buffer
-// space as needed. end is set if p is the end of the stream. The caller holds c.mu, which is
-// released while data waits.
+// data appends p as DATA frames to the output buffer, and waits for flow control window and buffer space as needed.
+// end is set if p is the end of the stream. It returns an error if the stream is closed, and os.ErrDeadlineExceeded,
+// after resetting the stream, if the write deadline expires. The caller holds c.mu, which is released while data
+// waits.
 func (st *stream) data(p []byte, end bool) error {
 	c := st.c
 	for {
@@ -319,9 +324,9 @@ func (st *stream) data(p []byte, end bool) error {
 	}
 }
 
-// frameHeaders appends the HEADERS frame of the response. before and p are the first bytes of the
-// body, from which a missing Content-Type is detected. end is set if there is no body. The caller
-// holds c.mu.
+// frameHeaders appends the HEADERS frame of the response, with a Date and a detected Content-Type if the handler has
+// not set them. before and p are the first bytes of the body. end is set if there is no body. If the handler has set
+// "Connection: close", the connection accepts no further streams. The caller holds c.mu.
 func (w *response) frameHeaders(before, p []byte, end bool) {
 	c, h := w.stream.c, w.Header()
 	first := before
@@ -392,8 +397,8 @@ func (w *response) frameTrailers() {
 	w.stream.headers(true)
 }
 
-// fields encodes the fields of a header into the header block that is being built, without those that HTTP/2 does
-// not allow.
+// fields encodes the fields of a header into the header block that is being built. It omits those that HTTP/2 does
+// not allow, those with an invalid name, and trailers.
 func (o *output) fields(h http.Header) {
 	for name, values := range h {
 		switch name {
@@ -449,6 +454,7 @@ func (st *stream) headers(end bool) {
 	}
 }
 
+// statusText returns the status code as decimal digits, for frequent ones without allocating memory.
 func statusText(status int) string {
 	switch status {
 	case http.StatusOK:

@@ -26,7 +26,7 @@ import (
 	"time"
 )
 
-// Config configures connections. Zero values select the defaults.
+// Config configures the HTTP/2 connections of a server. Zero values select the defaults.
 type Config struct {
 	// MaxStreams is the maximum number of concurrent requests per connection. Default: 250.
 	MaxStreams uint32
@@ -53,9 +53,9 @@ type server struct {
 	draining bool
 }
 
-// Configure makes srv serve HTTP/2 over TLS with this package. Call it before srv serves.
-// ReadTimeout and WriteTimeout of srv apply to each request, IdleTimeout and MaxHeaderBytes to each
-// connection. Shutdown waits for active requests, as with net/http.
+// Configure makes srv serve HTTP/2 over TLS with this package. Call it before srv serves. ReadTimeout and
+// WriteTimeout of srv apply to each request, IdleTimeout and MaxHeaderBytes to each connection. Shutdown waits for
+// active requests, as with net/http.
 func Configure(srv *http.Server, cfg Config) {
 	if cfg.MaxStreams == 0 {
 		cfg.MaxStreams = 250
@@ -126,7 +126,7 @@ type workers struct {
 	idle  []chan *stream // idle workers, used in last-in, first-out order
 }
 
-// run makes an idle or new worker serve the request of a stream. It does not block.
+// run makes an idle worker serve the request of a stream, or starts a new one if none is idle. It does not block.
 func (w *workers) run(st *stream) {
 	w.mu.Lock()
 	if n := len(w.idle); n > 0 {
@@ -140,8 +140,8 @@ func (w *workers) run(st *stream) {
 	go w.work(st)
 }
 
-// work serves st and then the streams that run passes to this worker, until there are enough idle
-// workers or no connections.
+// work serves st and then the streams that run passes to this worker. It returns when there are maxIdleWorkers other
+// idle workers or no connections.
 func (w *workers) work(st *stream) {
 	next := make(chan *stream, 1)
 	for st != nil {
@@ -187,7 +187,8 @@ func (s *server) maxHeaders() uint32 {
 	return uint32(min(n+10*32, 1<<31-1))
 }
 
-// keepaliveInterval returns the maximum time until conn.checkKeepalive runs next.
+// keepaliveInterval returns the maximum time until conn.checkKeepalive runs next: PingAfter or IdleTimeout, if one of
+// them is shorter than a minute, otherwise a minute.
 func (s *server) keepaliveInterval() time.Duration {
 	every := time.Minute
 	for _, d := range []time.Duration{s.cfg.PingAfter, s.http.IdleTimeout} {

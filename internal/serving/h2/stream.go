@@ -163,8 +163,8 @@ func newStream(c *conn, f *http2.MetaHeadersFrame) (*stream, error) {
 	return st, nil
 }
 
-// requestHeader returns the header of a request, and an error if it contains fields that HTTP/2
-// does not allow.
+// requestHeader returns the header of a request, in canonical form and with its cookies joined, and an error if it
+// contains fields that HTTP/2 does not allow. The header is valid also with an error.
 func requestHeader(f *http2.MetaHeadersFrame) (http.Header, error) {
 	fields := f.RegularFields()
 	header := make(http.Header, len(fields))
@@ -193,8 +193,8 @@ func requestHeader(f *http2.MetaHeadersFrame) (http.Header, error) {
 	return header, err
 }
 
-// announced returns a header with the names of the trailers that the Trailer field declares, or
-// nil, and removes that field from header.
+// announced returns a header with the names of the trailers that the Trailer field declares, without values, or nil
+// if there are none. It removes that field from header.
 func announced(header http.Header) http.Header {
 	values, ok := header["Trailer"]
 	if !ok {
@@ -217,8 +217,8 @@ func announced(header http.Header) http.Header {
 	return out
 }
 
-// serve runs the handler and completes the response. If the handler panics, it resets the stream
-// and logs the panic.
+// serve runs the handler, or overrideHandler if it is set, and completes the response. If the handler panics, it
+// resets the stream and logs the panic, unless that is http.ErrAbortHandler.
 func (st *stream) serve() {
 	panicked := true
 	defer func() {
@@ -237,8 +237,8 @@ func (st *stream) serve() {
 	panicked = false
 }
 
-// finish completes the response and closes the stream after the handler has returned. panicked
-// means that the stream is reset instead.
+// finish completes the response and closes the stream after the handler has returned, and starts the handler of a
+// pending stream. panicked means that the stream is reset instead.
 func (st *stream) finish(panicked bool) {
 	c := st.c
 	c.mu.Lock()
@@ -263,9 +263,9 @@ func (st *stream) finish(panicked bool) {
 // body is incomplete and not needed.
 const resetAfter = 50 * time.Millisecond
 
-// abandon closes a stream after the complete response although the client is still sending the
-// request body. The reset is delayed, because some clients, including curl 7.88, discard a response
-// that arrives together with a reset. The caller holds c.mu.
+// abandon ends a stream after the complete response although the client is still sending the request body. It
+// discards the rest of the body and resets the stream after resetAfter. The reset is delayed, because some clients,
+// including curl 7.88, discard a response that arrives together with a reset. The caller holds c.mu.
 func (st *stream) abandon() {
 	c := st.c
 	st.abandoned, st.bodyDiscarded = true, true
@@ -280,7 +280,7 @@ func (st *stream) abandon() {
 	})
 }
 
-// reset appends RST_STREAM with the error code and closes the stream. It does nothing if the stream
+// reset appends RST_STREAM with the error code and closes the stream. It does nothing if the stream or the connection
 // is closed. The caller holds c.mu and sends the frame.
 func (st *stream) reset(code http2.ErrCode) {
 	if st.closed || st.c.failed {
@@ -291,8 +291,9 @@ func (st *stream) reset(code http2.ErrCode) {
 	st.close(errClosed)
 }
 
-// close closes the stream: nothing more is received or sent, and the context of the request is
-// canceled. The handler's reads and writes return err. The caller holds c.mu.
+// close closes the stream: nothing more is received or sent, received data is discarded, and the context of the
+// request is canceled. The handler's reads and writes return err, except that a read at the end of a complete body
+// returns io.EOF. Further calls do nothing. The caller holds c.mu.
 func (st *stream) close(err error) {
 	if st.closed {
 		return
@@ -316,9 +317,9 @@ func (st *stream) close(err error) {
 	}
 }
 
-// wait blocks until the stream has changed, or returns an error when the deadline for what (reading
-// or writing) expires. The caller holds c.mu, which is released during the wait, and checks its
-// condition again.
+// wait blocks until the stream may have changed or the deadline for what (reading or writing) expires. It returns
+// os.ErrDeadlineExceeded if the deadline had already expired when it was called. The caller holds c.mu, which is
+// released during the wait, and checks its condition again.
 func (st *stream) wait(what int) error {
 	if until := st.deadlines[what]; !until.IsZero() {
 		left := time.Until(until)
@@ -351,8 +352,9 @@ func (st *stream) setDeadline(what int, t time.Time) {
 	st.wake.Broadcast()
 }
 
-// onData handles a DATA frame: it stores the data for the handler. The caller holds c.mu and has
-// subtracted the length from the receive window of the connection.
+// onData handles a DATA frame: it stores the data for the handler, or discards it if the handler does not read the
+// body anymore. It returns a StreamError if the frame exceeds the stream's window or the Content-Length. The caller
+// holds c.mu and has subtracted the length from the receive window of the connection.
 func (st *stream) onData(f *http2.DataFrame) error {
 	c, data := st.c, f.Data()
 	n := int64(f.Length)
@@ -417,8 +419,9 @@ func (st *stream) returnWindow(n int64) {
 	}
 }
 
-// onTrailer handles the HEADERS frame with the trailers of a request, which ends its body. The
-// caller holds c.mu.
+// onTrailer handles the HEADERS frame with the trailers of a request, which ends its body. It returns a StreamError
+// if the body had ended already or is shorter than its Content-Length, or if the trailers are malformed. The caller
+// holds c.mu.
 func (st *stream) onTrailer(f *http2.MetaHeadersFrame) error {
 	if st.bodyComplete {
 		return http2.StreamError{StreamID: st.id, Code: http2.ErrCodeStreamClosed}
@@ -448,9 +451,10 @@ type body struct {
 
 var errBodyClosed = http.ErrBodyReadAfterClose
 
-// Read implements io.Reader. It blocks until a part of the body is received. It returns an error if
-// the stream is closed before the body is complete, or the read deadline expires. If the client
-// expects it, the first call sends 100 Continue.
+// Read implements io.Reader. It blocks until a part of the body is received. It returns io.EOF after the complete
+// body, and then sets the declared trailers of the request. It returns another error if the stream or the body was
+// closed before everything was read, or if the read deadline expires. If the client expects it, the first call sends
+// 100 Continue.
 func (b *body) Read(p []byte) (int, error) {
 	st := b.stream
 	c := st.c
@@ -495,7 +499,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 }
 
-// Close implements io.Closer. It discards the part of the body that was not read.
+// Close implements io.Closer. It discards the part of the body that was not read, and always returns nil.
 func (b *body) Close() error {
 	st := b.stream
 	st.c.mu.Lock()

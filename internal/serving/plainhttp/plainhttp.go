@@ -51,8 +51,8 @@ func (s *Server) Done() <-chan struct{} { return s.done }
 // Done is closed.
 func (s *Server) Err() error { return s.err }
 
-// Close stops the server, including active requests, and waits until it has stopped. It may be
-// called more than once.
+// Close stops the server, interrupts active requests, and waits until it accepts no connections. It does not wait for
+// the handlers. It may be called more than once.
 func (s *Server) Close() {
 	_ = s.http.Close() // error of closing the listener, which is irrelevant
 	<-s.done

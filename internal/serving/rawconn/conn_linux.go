@@ -10,8 +10,8 @@ import (
 	"unsafe"
 )
 
-// Conn returns a connection that reads and writes c with raw system calls. It returns c itself if c
-// is not a TCP connection.
+// Conn returns a connection that reads and writes c with raw system calls. It returns c itself if c is not a TCP
+// connection.
 func (p *MonitorWaker) Conn(c net.Conn) net.Conn {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
@@ -45,7 +45,8 @@ type transfer struct {
 	err  error
 }
 
-// Read implements io.Reader. It waits in the network poller until data is available.
+// Read implements io.Reader. It waits in the network poller until data is available or the deadline expires. It
+// returns io.EOF when the peer has closed its side, and 0 without an error for an empty p.
 func (c *conn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -82,8 +83,8 @@ func (t *transfer) run(wait func(func(uintptr) bool) error, p []byte) (int, erro
 	return t.n, err
 }
 
-// read reads the available bytes from the socket fd. It returns false if there are none, so that
-// the caller waits.
+// read reads the available bytes from the socket fd and returns true, also at the end of the stream and for an error,
+// which it stores in t.err. It returns false if there are none, so that the caller waits.
 func (t *transfer) read(fd uintptr) bool {
 	for {
 		n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&t.data[0])), uintptr(len(t.data)))

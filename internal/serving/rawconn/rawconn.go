@@ -68,9 +68,9 @@ func (l listener) Accept() (net.Conn, error) {
 	return l.waker.Conn(c), nil
 }
 
-// Dialer returns a function that connects to HOST:PORT and returns a connection with raw system
-// calls. The connection fails if the peer does not acknowledge data for timeout; zero means the
-// default of the system.
+// Dialer returns a function that connects to the address HOST:PORT over TCP and returns a connection with raw system
+// calls. The connection fails if the peer does not acknowledge data for timeout; zero means the default of the
+// system.
 func (p *MonitorWaker) Dialer(timeout time.Duration) func(ctx context.Context, address string) (net.Conn, error) {
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error { return setTimeout(c, timeout) }}
 	return func(ctx context.Context, address string) (net.Conn, error) {

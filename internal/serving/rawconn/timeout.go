@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setTimeout makes the connection fail if the peer does not acknowledge sent data for timeout
-// (TCP_USER_TIMEOUT). It does nothing if timeout is not positive.
+// setTimeout makes the connection fail if the peer does not acknowledge sent data for timeout (TCP_USER_TIMEOUT, in
+// milliseconds). It does nothing if timeout is not positive. It returns the error of the system call.
 func setTimeout(c syscall.RawConn, timeout time.Duration) error {
 	if timeout <= 0 {
 		return nil

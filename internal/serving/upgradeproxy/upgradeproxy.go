@@ -14,12 +14,13 @@ import (
 )
 
 // NewHandler returns apimachinery's handler, which it creates with the same parameters, with one difference: data
-// that a backend has sent before it closes an upgraded connection always reaches the client.
+// that a backend has sent before it closes an upgraded connection always reaches the client. at is the URL of the
+// backend, and rt the transport for requests, whose dialer and TLS configuration are used for upgraded connections.
 //
-// apimachinery's handler closes both directions when one of them fails. When a backend has sent everything and
-// closes its connection while the client is still writing, for example the end of its standard input, that write
-// fails and the rest of the backend's data is lost. In this handler such a write succeeds; the closed connection is
-// detected by the reader after it has read all data.
+// apimachinery's handler closes both directions when one of them fails. When a backend has sent everything and closes
+// its connection while the client is still writing, for example the end of its standard input, that write fails and
+// the rest of the backend's data is lost. In this handler such a write succeeds; the closed connection is detected by
+// the reader after it has read all data.
 func NewHandler(at *url.URL, rt http.RoundTripper, wrap, required bool, responder proxy.ErrorResponder) *proxy.UpgradeAwareHandler {
 	h := proxy.NewUpgradeAwareHandler(at, rt, wrap, required, responder)
 	h.UpgradeTransport = connectTransport{rt}
@@ -38,8 +39,9 @@ var (
 // WrapRequest implements proxy.UpgradeRequestRoundTripper. It returns req unchanged.
 func (connectTransport) WrapRequest(req *http.Request) (*http.Request, error) { return req, nil }
 
-// WrappedRoundTripper implements utilnet.RoundTripperWrapper. The result is only used to determine
-// how to connect.
+// WrappedRoundTripper implements utilnet.RoundTripperWrapper. The result is only used to determine how to connect:
+// with the dialer and the TLS configuration of the RoundTripper, or with defaults where it has none. Writes to the
+// connections do not fail.
 func (d connectTransport) WrappedRoundTripper() http.RoundTripper {
 	// If the transport does not provide a dialer, use the default one.
 	dial, _ := utilnet.DialerFor(d.RoundTripper)
@@ -64,7 +66,8 @@ func (d connectTransport) WrappedRoundTripper() http.RoundTripper {
 // closed the connection is detected only by reading, after all its data was read.
 type ignoreWriteErrors struct{ net.Conn }
 
-// Write writes p. It ignores errors, because the peer may have closed the connection.
+// Write implements net.Conn. It always reports that p was written, because the peer may have closed the connection; a
+// reader detects that.
 func (l *ignoreWriteErrors) Write(p []byte) (int, error) {
 	_, _ = l.Conn.Write(p)
 	return len(p), nil

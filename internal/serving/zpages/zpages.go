@@ -35,7 +35,8 @@ const group = "config.k8s.io"
 // Flags maps the names of command line flags to their values.
 type Flags map[string]string
 
-// FlagsOf returns the names and current values of all flags of a command.
+// FlagsOf returns the names and current values of all flags of a command, including those with their default. Values
+// of secret flags are not hidden.
 func FlagsOf(set *pflag.FlagSet) Flags {
 	out := Flags{}
 	set.VisitAll(func(f *pflag.Flag) { out[f.Name] = f.Value.String() })
@@ -64,8 +65,8 @@ type flagz struct {
 
 const header = "\n%s %s\nWarning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.\n"
 
-// Statusz returns the /statusz handler of a component. paths are its served paths; those of the API
-// are left out.
+// Statusz returns the /statusz handler of a component. paths are its served paths, of which the page lists the first
+// segments; those of the API and of its discovery documents are left out.
 func Statusz(component string, paths ...string) http.Handler {
 	var dirs []string
 	for _, p := range paths {
@@ -110,8 +111,7 @@ func started() time.Time {
 	return time.Unix(int64(at), 0)
 }
 
-// Flagz returns the /flagz handler of a component, which shows its command line flags and their
-// values.
+// Flagz returns the /flagz handler of a component, which shows the command line flags and values in flags.
 func Flagz(component string, flags Flags) http.Handler {
 	return page("flagz", func(kind metav1.TypeMeta) (any, string) {
 		var text strings.Builder
@@ -123,9 +123,9 @@ func Flagz(component string, flags Flags) http.Handler {
 	})
 }
 
-// page returns the handler of an endpoint with the name (statusz or flagz). Depending on the Accept
-// header it responds with the text or, as JSON or YAML, with the object that content returns for a
-// kind and version.
+// page returns the handler of an endpoint with the name (statusz or flagz). Depending on the Accept header it
+// responds with the text or, as JSON or YAML, with the object that content returns for a kind and version. The
+// version v1alpha1 gets a Warning header. It responds with 406 if it supports none of the accepted media types.
 func page(name string, content func(metav1.TypeMeta) (any, string)) http.Handler {
 	kind := strings.ToUpper(name[:1]) + name[1:]
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -156,8 +156,8 @@ func page(name string, content func(metav1.TypeMeta) (any, string)) http.Handler
 	})
 }
 
-// negotiate returns the first media type in an Accept header that is supported: text, or a version
-// of kind in JSON or YAML. version is empty for text. ok is false if there is none.
+// negotiate returns the first media type in an Accept header that is supported: text, or a version of kind in JSON or
+// YAML. version is empty for text, which is also the result for an empty header. ok is false if there is none.
 func negotiate(accept, kind string) (media, version string, ok bool) {
 	if strings.TrimSpace(accept) == "" {
 		return "text/plain", "", true
@@ -181,7 +181,8 @@ func negotiate(accept, kind string) (media, version string, ok bool) {
 	return "", "", false
 }
 
-// notAcceptable responds with 406 Not Acceptable, in YAML if the client prefers it to JSON.
+// notAcceptable responds with 406 Not Acceptable and a Status object, in YAML if the first media type of the Accept
+// header is application/yaml, otherwise in JSON.
 func notAcceptable(w http.ResponseWriter, r *http.Request) {
 	raw, err := json.MarshalIndent(metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotAcceptable,
@@ -203,8 +204,8 @@ func notAcceptable(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(raw)
 }
 
-// Configz returns the /configz handler of a component, which shows its configuration as JSON. name
-// is the key of the configuration; config returns the current one.
+// Configz returns the /configz handler of a component, which shows its configuration as JSON. name is the key of the
+// configuration; config returns the current one for each request and must be safe for concurrent use.
 func Configz(name string, config func() any) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		raw, err := json.Marshal(map[string]any{name: config()})
@@ -218,7 +219,8 @@ func Configz(name string, config func() any) http.Handler {
 	})
 }
 
-// SetVerbosity sets level according to a value of the flag -v: 4 and above is debug level.
+// SetVerbosity sets level according to a value of the flag -v: 4 and above selects the debug level, less the info
+// level.
 func SetVerbosity(level *slog.LevelVar, v int) {
 	if v >= 4 {
 		level.Set(slog.LevelDebug)
@@ -227,8 +229,8 @@ func SetVerbosity(level *slog.LevelVar, v int) {
 	}
 }
 
-// DebugFlags returns the handlers below /debug/flags by path. A PUT of a number to /debug/flags/v
-// changes level like the flag -v.
+// DebugFlags returns the handlers below /debug/flags by path. A PUT of a number to /debug/flags/v changes level like
+// the flag -v. Other methods get status 406, other bodies 400.
 func DebugFlags(level *slog.LevelVar) map[string]http.Handler {
 	index := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -268,6 +270,7 @@ func Profiles() map[string]http.Handler {
 	}
 }
 
+// plain responds with the status code and a line of plain text.
 func plain(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
