@@ -30,9 +30,9 @@ func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)
 	}
 }
 
-// notReady returns the error for an API server that is not ready. It names up to three failed
-// checks from answer, the response of /readyz. It returns err, the error of the request, if answer
-// contains no failed check.
+// notReady returns the error for an API server that is not ready. It names up to three failed checks from answer, the
+// response of /readyz, and the number of the others. It returns err, the error of the request, if answer contains no
+// failed check.
 func notReady(answer []byte, err error) error {
 	var missing []string
 	for line := range strings.Lines(string(answer)) {

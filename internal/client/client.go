@@ -33,7 +33,8 @@ type Source interface {
 
 // Config specifies how Clients connect to the API server, and from where their informers get objects.
 type Config struct {
-	// REST is the client configuration. New copies it.
+	// REST is the client configuration. New copies it, disables client-side rate limits in the copy, and ignores API
+	// warnings unless it has a warning handler.
 	REST *rest.Config
 	// Source is not nil if the API server runs in this process.
 	Source Source
@@ -44,6 +45,7 @@ type Config struct {
 // Clients are the API clients and the informer factory of one user or component, which share one connection
 // configuration.
 type Clients struct {
+	// REST is the configuration of the clients, without their metrics, from which other clients can be created.
 	REST     *rest.Config
 	Kube     kubernetes.Interface
 	Dynamic  dynamic.Interface
@@ -59,8 +61,8 @@ type Clients struct {
 	Requests *componentmetrics.Requests
 }
 
-// FromKubeconfig creates the clients for the kubeconfig file at path. Requests have the user agent
-// agent. If path is empty, it uses the service account of the pod in which this process runs.
+// FromKubeconfig creates the clients for the kubeconfig file at path. Requests have the user agent agent. If path is
+// empty, it uses the service account of the pod in which this process runs, or fails outside of a pod.
 func FromKubeconfig(path, agent string) (*Clients, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
@@ -70,8 +72,9 @@ func FromKubeconfig(path, agent string) (*Clients, error) {
 	return New(Config{REST: config})
 }
 
-// New creates all clients from cfg. They share one HTTP client, whose requests are recorded in
-// metrics. Client-side rate limits are disabled.
+// New creates all clients from cfg. They share one HTTP client, whose requests are recorded in metrics. Kube and
+// Metadata use protobuf, Dynamic uses JSON. Client-side rate limits are disabled. It returns an error if cfg.REST is
+// invalid, for example because a certificate file cannot be read.
 func New(cfg Config) (*Clients, error) {
 	rc := rest.CopyConfig(cfg.REST)
 	// The client-side limits of client-go protect a server from its clients. Here, API priority and

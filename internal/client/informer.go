@@ -11,9 +11,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// NewInformer returns an informer that is not shared by a factory. It caches the objects that the
-// field selector selects, has the type of example, and lists and watches with client, which is a
-// typed client of kube. The caller runs it.
+// NewInformer returns an informer that is not shared by a factory. It caches the objects that the field selector
+// selects, has the type of example, and lists and watches with client, which is a typed client of kube such as
+// kube.CoreV1().Pods("ns"). It has no index and no resync. The caller runs it.
 func NewInformer[L runtime.Object](kube kubernetes.Interface, example runtime.Object, client interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)

@@ -48,8 +48,9 @@ type fedInformers struct {
 	source Source
 }
 
-// InformerFor implements informers.SharedInformerFactory. A new informer lists and watches source
-// if that serves the kind of obj. Otherwise it is created by fallback.
+// InformerFor implements informers.SharedInformerFactory. It returns the informer of the type of obj, and creates it
+// on first use. A new informer lists and watches source if that serves the kind of obj. Otherwise it is created by
+// fallback and sends requests to the API server.
 func (f *fedInformers) InformerFor(obj runtime.Object, fallback internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
 	return f.SharedInformerFactory.InformerFor(obj, func(kube kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
 		kinds, _, err := scheme.Scheme.ObjectKinds(obj)

@@ -14,6 +14,8 @@ import (
 // the original error to continue.
 type hideConnectionRefused struct{ http.RoundTripper }
 
+// RoundTrip implements http.RoundTripper. It replaces only the error "connection refused" of a watch with
+// sendInitialEvents, by an error with the same text.
 func (t hideConnectionRefused) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := t.RoundTripper.RoundTrip(r)
 	if err != nil && utilnet.IsConnectionRefused(err) && r.URL.Query().Get("sendInitialEvents") == "true" {
@@ -26,4 +28,5 @@ func (t hideConnectionRefused) RoundTrip(r *http.Request) (*http.Response, error
 // similar checks do not recognize the cause.
 type opaqueError struct{ text string }
 
+// Error returns the text of the replaced error.
 func (o opaqueError) Error() string { return o.text }

@@ -13,9 +13,9 @@ const HealthName = "leaderElection"
 // because a leader normally gives up before that.
 const expiryTolerance = 20 * time.Second
 
-// Health is a health check that fails if this process is the leader but has not renewed its lease
-// in time. It always succeeds in processes that are not the leader. Its methods are safe for
-// concurrent use.
+// Health is a health check that fails if this process is the leader but has not renewed its lease in time. It always
+// succeeds in processes that are not the leader, or before the Election that it belongs to runs. Its methods are safe
+// for concurrent use.
 type Health struct {
 	adaptor *leaderelection.HealthzAdaptor
 }
@@ -27,6 +27,7 @@ func NewHealth() *Health { return &Health{leaderelection.NewLeaderHealthzAdaptor
 // ago.
 func (h *Health) Check() error { return h.adaptor.Check(nil) }
 
+// watch returns the library's health check, which the election updates, or nil for a nil Health.
 func (h *Health) watch() *leaderelection.HealthzAdaptor {
 	if h == nil {
 		return nil

@@ -21,7 +21,8 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// Election configures the leader election. Zero durations select upstream's defaults.
+// Election configures the leader election. WithDefaults replaces zero durations and empty names by upstream's
+// defaults.
 type Election struct {
 	// LeaseDuration is the time that candidates wait for a leader that does not renew. Default: 15
 	// s.
@@ -58,10 +59,10 @@ func (e Election) WithDefaults(name string) Election {
 	return e
 }
 
-// Run waits until it holds the lease of e, which must have its defaults, then calls f, and releases
-// the lease when f has returned. The context of f is canceled when ctx is done or the lease is
-// lost. Run returns the error of f, or an error if the lease was lost, or nil if ctx is done.
-// recorder receives the LeaderElection events; it may be nil.
+// Run waits until it holds the lease of e, which must have its defaults, then calls f, and releases the lease when f
+// has returned. The context of f is canceled when ctx is done or the lease is lost. Run returns after f has returned:
+// with the error of f, or nil if f returned nil before its context was canceled. Otherwise it returns nil if ctx is
+// done, and an error if the lease was lost. recorder receives the LeaderElection events; it may be nil.
 func Run(ctx context.Context, e Election, kube kubernetes.Interface, recorder resourcelock.EventRecorder, f func(context.Context) error) error {
 	host, err := os.Hostname()
 	if err != nil {
@@ -116,8 +117,8 @@ func Run(ctx context.Context, e Election, kube kubernetes.Interface, recorder re
 	return fmt.Errorf("leader election lost: %s/%s", e.Namespace, e.Name)
 }
 
-// release releases the lease if lock still holds it. If that fails, other candidates wait until the
-// lease expires.
+// release releases the lease if lock still holds it. If that fails, it logs this, and other candidates wait until the
+// lease expires. It is done even if ctx is canceled, within the RenewDeadline of e.
 func release(ctx context.Context, e Election, lock resourcelock.Interface) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.RenewDeadline)
 	defer cancel()
@@ -161,9 +162,9 @@ func (c *candidate) withdraw() bool {
 	return c.started
 }
 
-// lead runs f until it returns, unless the candidate has withdrawn. The context of f is canceled when stopping (the
-// process stops) or leading (the lease is held) is done. The leader election library calls lead in a goroutine and
-// does not wait for it.
+// lead runs f until it returns, and stores its error. It does nothing if the candidate has withdrawn. The context of
+// f is canceled when stopping (the process stops) or leading (the lease is held) is done. The leader election library
+// calls lead in a goroutine and does not wait for it.
 func (c *candidate) lead(stopping, leading context.Context) {
 	c.mu.Lock()
 	if c.withdrawn {
