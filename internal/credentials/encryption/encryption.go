@@ -30,9 +30,9 @@ resources:
   - identity: {}
 `
 
-// Ensure creates an EncryptionConfiguration at path that encrypts Secrets with a new random key, if
-// the file does not exist. The file has mode 0600 and is synced to disk. Ensure never replaces an
-// existing file, because without its key the Secrets are lost.
+// Ensure creates an EncryptionConfiguration at path that encrypts Secrets with a new random key, if the file does not
+// exist, and the directory of path. The file has mode 0600 and is synced to disk. Ensure never replaces an existing
+// file, because without its key the Secrets are lost; it does not check its content either.
 func Ensure(path string) error {
 	switch _, err := os.Stat(path); {
 	case err == nil:

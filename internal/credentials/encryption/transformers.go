@@ -21,13 +21,12 @@ import (
 type Config struct {
 	// Path is the path of the EncryptionConfiguration file.
 	Path string
-	// Reload enables watching the file for changes while Run runs. Every resource can then become
-	// encrypted.
+	// Reload makes Run watch the file for changes. Every resource can then become encrypted later.
 	Reload bool
 	// ServerID identifies the API server in the metrics of key management services. It may be
 	// empty.
 	ServerID string
-	// Log may be nil.
+	// Log receives a message for each reload. If it is nil, nothing is logged.
 	Log *slog.Logger
 }
 
@@ -52,6 +51,8 @@ type configuration struct {
 	cancel context.CancelFunc
 }
 
+// transformer returns the transformer for a resource, or one that does not encrypt if the file does not name the
+// resource.
 func (c *configuration) transformer(gr schema.GroupResource) value.Transformer {
 	return encryptionconfig.StaticTransformers(c.Transformers).TransformerForResource(gr)
 }
@@ -74,6 +75,8 @@ func Load(ctx context.Context, cfg Config) (*Transformers, error) {
 	return t, nil
 }
 
+// read reads the file and returns its configuration, whose goroutines for key management services run until its
+// cancel is called or the context of Load is done. It returns an error if the file is missing or invalid.
 func (t *Transformers) read() (*configuration, error) {
 	ctx, end := context.WithCancel(t.ctx)
 	cfg, err := encryptionconfig.LoadEncryptionConfig(ctx, t.cfg.Path, t.cfg.Reload, t.cfg.ServerID)
@@ -84,9 +87,9 @@ func (t *Transformers) read() (*configuration, error) {
 	return &configuration{cfg, end}, nil
 }
 
-// For returns the transformer with which the storage of a resource encrypts and decrypts values, or
-// nil if the resource can never be encrypted. With Reload, the transformer follows changes of the
-// configuration. Call For once per resource.
+// For returns the transformer with which the storage of a resource encrypts and decrypts values, or nil if the
+// configuration does not name the resource and Reload is not set. With Reload, it returns a transformer for every
+// resource, which follows changes of the configuration. Call For once per resource.
 func (t *Transformers) For(gr schema.GroupResource) value.Transformer {
 	switch {
 	case t == nil:
@@ -99,7 +102,7 @@ func (t *Transformers) For(gr schema.GroupResource) value.Transformer {
 	return nil
 }
 
-// Encrypts reports whether the present configuration covers a resource, by name or by wildcard.
+// Encrypts reports whether the present configuration names a resource, directly or by wildcard.
 func (t *Transformers) Encrypts(gr schema.GroupResource) bool {
 	if t == nil {
 		return false
@@ -132,6 +135,8 @@ func (t *Transformers) Checks() []Check {
 	return out
 }
 
+// healthy runs the health check with the index check of the configuration's key management services, and returns its
+// error.
 func (c *configuration) healthy(ctx context.Context, check int) error {
 	one := c.HealthChecks[check]
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "/healthz/"+one.Name(), nil)
@@ -141,8 +146,9 @@ func (c *configuration) healthy(ctx context.Context, check int) error {
 	return one.Check(req)
 }
 
-// Run reloads the file when it changes, until ctx is done. If the new file is invalid, Run logs the
-// error, keeps the current configuration and retries.
+// Run reloads the file when it changes, until ctx is done; it then returns nil. If the new file is invalid or one of
+// its key management services is not healthy, Run logs the error, keeps the current configuration and retries with
+// increasing delays. Without Reload it only waits for ctx.
 func (t *Transformers) Run(ctx context.Context) error {
 	if t == nil || !t.cfg.Reload {
 		<-ctx.Done()
@@ -164,9 +170,9 @@ func (t *Transformers) Run(ctx context.Context) error {
 	})
 }
 
-// reload reads the file again if its content has changed, waits until the new key management
-// services are healthy, and then switches to the new configuration. It reports whether it has
-// switched. After an error the previous configuration remains in use.
+// reload reads the file again if its content has changed, waits until the new key management services are healthy,
+// and then switches to the new configuration. It reports whether it has switched. After an error, or if the content
+// is the same, the previous configuration remains in use.
 func (t *Transformers) reload(ctx context.Context) (bool, error) {
 	before := t.current.Load()
 	hash, err := encryptionconfig.GetEncryptionConfigHash(t.cfg.Path)
@@ -188,9 +194,9 @@ func (t *Transformers) reload(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// settle waits until all key management services of a new configuration are healthy, for the KMS
-// grace period or 10 seconds if that is shorter. It returns an error if they are still unhealthy
-// then. It polls, because their state is only known after a health check.
+// settle waits until all key management services of a new configuration are healthy, for the KMS grace period, but at
+// least 10 seconds. It returns an error if they are still unhealthy then or ctx is done. It polls, because their
+// state is only known after a health check.
 func (c *configuration) settle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, max(c.KMSCloseGracePeriod, 10*time.Second))
 	defer cancel()
@@ -220,13 +226,14 @@ type reloadingTransformer struct {
 	resource schema.GroupResource
 }
 
-// TransformFromStorage decrypts data that was read from etcd. It reports whether the value is
-// stale, that is, must be written again with the present key.
+// TransformFromStorage implements value.Transformer: it decrypts data that was read from etcd with the present
+// configuration. It reports whether the value is stale, that is, must be written again with the present key.
 func (f reloadingTransformer) TransformFromStorage(ctx context.Context, data []byte, at value.Context) ([]byte, bool, error) {
 	return f.all.current.Load().transformer(f.resource).TransformFromStorage(ctx, data, at)
 }
 
-// TransformToStorage encrypts data before it is written to etcd.
+// TransformToStorage implements value.Transformer: it encrypts data with the present configuration before it is
+// written to etcd.
 func (f reloadingTransformer) TransformToStorage(ctx context.Context, data []byte, at value.Context) ([]byte, error) {
 	return f.all.current.Load().transformer(f.resource).TransformToStorage(ctx, data, at)
 }

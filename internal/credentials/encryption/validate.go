@@ -11,8 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/apis/apiserver/validation"
 )
 
-// Validate reports errors in the EncryptionConfiguration file that cfg names. Unlike Load, it does not connect to key management
-// services.
+// Validate returns an error if the EncryptionConfiguration file that cfg names cannot be read or is invalid. Unlike
+// Load, it does not connect to key management services.
 func Validate(cfg Config) error {
 	data, err := os.ReadFile(cfg.Path)
 	if err != nil {

@@ -8,15 +8,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// ClientCertificate returns the client certificate, in PEM, of the current context of the
-// kubeconfig at path. It returns an error if the certificate is not embedded in the file.
+// ClientCertificate returns the client certificate, in PEM, of the current context of the kubeconfig at path. It
+// returns an error if there is no current context, or if the certificate is not embedded in the file.
 func ClientCertificate(path string) ([]byte, error) {
 	cert, _, err := ClientPair(path)
 	return cert, err
 }
 
-// ClientPair is like ClientCertificate and also returns the key, or nil if the file does not
-// contain it.
+// ClientPair is like ClientCertificate and also returns the key, in PEM, or nil if the file does not contain it.
 func ClientPair(path string) (cert, key []byte, err error) {
 	c, err := clientcmd.LoadFromFile(path)
 	if err != nil {
@@ -32,9 +31,10 @@ func ClientPair(path string) (cert, key []byte, err error) {
 
 var errNoCertificate = errors.New("current context has no embedded client certificate")
 
-// ReplaceCertificate replaces the client certificate and key, in PEM, of all users in the file
-// whose certificate is old, and reports whether there are any. It is used when certificates are
-// renewed. The rest of the file is not changed.
+// ReplaceCertificate replaces the client certificate and key, in PEM, of all users in the file whose embedded
+// certificate is old, and reports whether there are any; otherwise it does not write the file. It is used when
+// certificates are renewed. The rest of the file is not changed. An empty old matches no user, and a missing file has
+// none.
 func (t Target) ReplaceCertificate(old, cert, key []byte) (bool, error) {
 	c, err := t.load()
 	if err != nil {

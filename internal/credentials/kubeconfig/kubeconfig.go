@@ -75,6 +75,7 @@ func New(cfg Config) *clientcmdapi.Config {
 	return c
 }
 
+// name returns Name, or DefaultName if it is empty.
 func (cfg *Config) name() string {
 	if cfg.Name == "" {
 		return DefaultName
@@ -82,13 +83,13 @@ func (cfg *Config) name() string {
 	return cfg.Name
 }
 
-// Write writes a kubeconfig to path with mode 0600, and creates missing directories. It does not
-// write the file if the content is the same, so that its modification time remains.
+// Write writes a kubeconfig for cfg to path with mode 0600, and creates missing directories. It does not write the
+// file if the content is the same, so that its modification time remains.
 func Write(path string, cfg Config) error {
 	return write(path, New(cfg), nil)
 }
 
-// write writes c to path unless the file already has this content. A new file and new directories
+// write writes c to path with mode 0600, unless the file already has this content. A new file and new directories
 // belong to owner, or to the user of the process if owner is nil.
 func write(path string, c *clientcmdapi.Config, owner *atomicfile.Owner) error {
 	data, err := clientcmd.Write(*c)
@@ -109,7 +110,8 @@ func write(path string, c *clientcmdapi.Config, owner *atomicfile.Owner) error {
 	return nil
 }
 
-// mkdirOwned creates dir and its missing parents, and sets owner on the created directories.
+// mkdirOwned creates dir and its missing parents, and sets owner, unless it is nil, on the created directories. It
+// changes nothing if dir exists.
 func mkdirOwned(dir string, owner *atomicfile.Owner) error {
 	err := os.Mkdir(dir, 0o755)
 	if errors.Is(err, os.ErrNotExist) {

@@ -26,9 +26,10 @@ type Target struct {
 	Owner *atomicfile.Owner
 }
 
-// UserTarget finds the kubeconfig file of the user: the first path of $KUBECONFIG, else
-// ~/.kube/config. If the program was started with sudo, it is the user who called sudo. getenv is
-// os.Getenv. UserTarget returns an error if there is neither a path nor a home directory.
+// UserTarget finds the kubeconfig file of the user: the first path in $KUBECONFIG, else .kube/config in the home
+// directory. If the process runs as root and was started with sudo, the user is the one who called sudo. getenv is
+// os.Getenv. UserTarget returns an error if there is neither a path nor a home directory, or if $SUDO_GID is not a
+// number.
 func UserTarget(getenv func(string) string) (Target, error) {
 	var t Target
 	home := getenv("HOME")
@@ -64,8 +65,9 @@ func UserTarget(getenv func(string) string) (Target, error) {
 // previousKey is the name of the extension in which Merge stores the previous current context.
 const previousKey = "hyperkube.previous-context"
 
-// Merge adds the cluster, user and context to the file and makes the context current. Other entries
-// are not changed. An entry with the same name from a previous Merge is replaced.
+// Merge adds the cluster, user and context of cfg to the file and makes the context current. It stores the name of
+// the previous current context in the file, for Remove. Other entries are not changed. An entry with the same name
+// from a previous Merge is replaced. It returns an error, and does not write, if an existing file cannot be read.
 func (t Target) Merge(cfg Config) error {
 	c, err := t.load()
 	if err != nil {
@@ -90,9 +92,9 @@ func (t Target) Merge(cfg Config) error {
 	return t.save(c)
 }
 
-// Remove reverts Merge: it removes the context, its cluster and its user, and, if the context is
-// still current, restores the previous current context. It deletes the file if nothing else
-// remains. It is not an error if there is nothing to remove. An empty name means DefaultName.
+// Remove reverts Merge: it removes the context, and its cluster and user unless another context refers to them. If
+// the context is still current, it restores the previous current context, if that still exists. It deletes the file
+// if nothing else remains. It is not an error if there is nothing to remove. An empty name means DefaultName.
 func (t Target) Remove(name string) error {
 	name = (&Config{Name: name}).name()
 	c, err := t.load()
@@ -130,6 +132,8 @@ func (t Target) Remove(name string) error {
 	return t.save(c)
 }
 
+// recordedPrevious returns the name of the previous current context that Merge has stored in context, or "" if there
+// is none or it cannot be read.
 func recordedPrevious(context *clientcmdapi.Context) string {
 	u, ok := context.Extensions[previousKey].(*runtime.Unknown)
 	if !ok {
@@ -142,6 +146,8 @@ func recordedPrevious(context *clientcmdapi.Context) string {
 	return previous
 }
 
+// load reads the file. It returns an empty configuration if the file does not exist, and an error if it cannot be
+// read.
 func (t Target) load() (*clientcmdapi.Config, error) {
 	c, err := clientcmd.LoadFromFile(t.Path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -153,8 +159,8 @@ func (t Target) load() (*clientcmdapi.Config, error) {
 	return c, nil
 }
 
-// save writes c to the file. If the file is a symbolic link, it writes the target of the link, and
-// it keeps the owner of an existing file.
+// save writes c to the file. If the file is a symbolic link, it writes the target of the link. If the process runs as
+// root, it keeps the owner of an existing file.
 func (t Target) save(c *clientcmdapi.Config) error {
 	path := t.Path
 	if real, err := filepath.EvalSymlinks(path); err == nil {

@@ -26,7 +26,7 @@ const (
 	backdate = 5 * time.Minute
 )
 
-// Pair is a certificate and its key. It is immutable.
+// Pair is a certificate and its key. It is immutable once it is shared.
 type Pair struct {
 	Cert *x509.Certificate
 	// Key is nil if only the certificate is available.
@@ -53,8 +53,7 @@ func (p *Pair) TLS() tls.Certificate {
 	}
 }
 
-// RenewAt returns the time from which on the certificate is renewed: when a third of its validity
-// is left.
+// RenewAt returns the time from which on the certificate is renewed: when a third of its validity period is left.
 func (p *Pair) RenewAt() time.Time {
 	return p.Cert.NotAfter.Add(-p.Cert.NotAfter.Sub(p.Cert.NotBefore) / 3)
 }
@@ -83,7 +82,8 @@ type Spec struct {
 	IPs      []net.IP
 	// Client and Server select the extended key usages.
 	Client, Server bool
-	// Validity is the validity period from now on. Zero means one year.
+	// Validity is the validity period from now on. Zero means one year. It ends with the validity of the CA at the
+	// latest.
 	Validity time.Duration
 }
 
@@ -122,8 +122,8 @@ func KubeletServer(node string, hosts ...string) Spec {
 	return s
 }
 
-// SpecOf returns the Spec of an existing certificate, with which it can be renewed. The result has
-// the default validity.
+// SpecOf returns the Spec of an existing certificate, with which it can be renewed: its names, addresses and usages.
+// The result has the default validity.
 func SpecOf(cert *x509.Certificate) Spec {
 	return Spec{
 		CommonName: cert.Subject.CommonName, Organizations: cert.Subject.Organization,
@@ -150,8 +150,8 @@ func (ca *CA) NewPair(spec Spec) (*Pair, error) {
 	return newPair(cert, key)
 }
 
-// Sign signs a certificate for the public key pub according to spec. The certificate does not
-// outlive the CA's. It returns an error if the key of the CA is not available.
+// Sign signs a certificate for the public key pub according to spec. Its validity begins 5 minutes ago and does not
+// end after the CA's. It returns an error if the key of the CA is not available.
 func (ca *CA) Sign(pub crypto.PublicKey, spec Spec) (*x509.Certificate, error) {
 	if ca.Key == nil {
 		return nil, fmt.Errorf("signing certificate for %q: %w", spec.CommonName, errNoKey)
@@ -217,6 +217,8 @@ func newCA(name string, key crypto.Signer) (*CA, error) {
 	return &CA{Pair: *pair}, nil
 }
 
+// sign signs template with key, which belongs to the certificate parent, and a random serial number. pub is the
+// public key in the certificate. It modifies template.
 func sign(template, parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) (*x509.Certificate, error) {
 	// A serial number is positive and has at most 20 octets. With 2^127 values, collisions are
 	// negligible.
@@ -236,6 +238,7 @@ func sign(template, parent *x509.Certificate, pub crypto.PublicKey, key crypto.S
 	return cert, nil
 }
 
+// newKey generates an ECDSA key with the curve P-256.
 func newKey() (crypto.Signer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -26,10 +26,10 @@ type Files struct {
 	checkedAt time.Time
 }
 
-// Certificate returns the certificate in the files. It loads the files again when CertFile has
-// changed. If that fails, for example because only one of the files was replaced yet, it calls
-// OnError and returns the previous certificate. It returns an error only if no certificate was ever
-// loaded.
+// Certificate returns the certificate in the files. It loads the files again when the modification time of CertFile
+// has changed, which it checks at most once per CheckInterval. If that fails, for example because only one of the
+// files was replaced yet, it calls OnError and returns the previous certificate; it tries again at the next check. It
+// returns an error only if no certificate was ever loaded.
 func (f *Files) Certificate() (*tls.Certificate, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -44,6 +44,8 @@ func (f *Files) Certificate() (*tls.Certificate, error) {
 	return f.pair, nil
 }
 
+// read loads the files, unless the modification time of CertFile is that of the loaded certificate. On an error, the
+// loaded certificate stays.
 func (f *Files) read() error {
 	info, err := os.Stat(f.CertFile)
 	if err != nil {

@@ -20,6 +20,7 @@ const (
 	publicKeyType   = "PUBLIC KEY"
 )
 
+// newPair returns the Pair of a new certificate and its key, with both in PEM. It has no files yet.
 func newPair(cert *x509.Certificate, key crypto.Signer) (*Pair, error) {
 	keyPEM, err := marshalKey(key)
 	if err != nil {
@@ -33,6 +34,7 @@ func newPair(cert *x509.Certificate, key crypto.Signer) (*Pair, error) {
 	}, nil
 }
 
+// marshalKey encodes a private key in PEM: an ECDSA key as "EC PRIVATE KEY", others as client-go does.
 func marshalKey(key crypto.Signer) ([]byte, error) {
 	if ec, ok := key.(*ecdsa.PrivateKey); ok {
 		der, err := x509.MarshalECPrivateKey(ec)
@@ -48,6 +50,7 @@ func marshalKey(key crypto.Signer) ([]byte, error) {
 	return data, nil
 }
 
+// marshalPublic encodes a public key in PEM.
 func marshalPublic(key crypto.PublicKey) ([]byte, error) {
 	der, err := x509.MarshalPKIXPublicKey(key)
 	if err != nil {
@@ -56,9 +59,8 @@ func marshalPublic(key crypto.PublicKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: publicKeyType, Bytes: der}), nil
 }
 
-// loadPair loads a certificate and its key. A missing key file is not an error; Key is nil then. If
-// the certificate file is missing, the error is fs.ErrNotExist. It is an error if the key does not
-// match the certificate.
+// loadPair loads a certificate and its key. A missing key file is not an error; Key is nil then. If the certificate
+// file is missing, the error wraps fs.ErrNotExist. It is an error if the key does not match the certificate.
 func loadPair(certFile, keyFile string) (*Pair, error) {
 	p := &Pair{CertFile: certFile, KeyFile: keyFile}
 	var err error
@@ -85,7 +87,8 @@ func loadPair(certFile, keyFile string) (*Pair, error) {
 	return p, nil
 }
 
-// ParseCertificate parses the first certificate in PEM data.
+// ParseCertificate parses the first certificate in PEM data, and skips other blocks before it. It returns an error if
+// there is none.
 func ParseCertificate(data []byte) (*x509.Certificate, error) {
 	for {
 		var block *pem.Block
@@ -99,6 +102,7 @@ func ParseCertificate(data []byte) (*x509.Certificate, error) {
 	}
 }
 
+// parseKey parses the private key in PEM data. It returns an error if there is none or it cannot sign.
 func parseKey(data []byte) (crypto.Signer, error) {
 	key, err := keyutil.ParsePrivateKeyPEM(bytes.TrimSpace(data))
 	if err != nil {

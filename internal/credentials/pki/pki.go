@@ -76,6 +76,7 @@ type authority struct {
 	dst        **CA
 }
 
+// authorities returns the descriptions of the three CAs of a control plane node, which are stored in s.
 func (s *Set) authorities() []authority {
 	return []authority{
 		{"ca", "kubernetes", &s.CA},
@@ -136,9 +137,10 @@ func (s *Set) Pairs() []*Pair {
 	return []*Pair{s.APIServer, s.APIServerKubeletClient, s.FrontProxyClient, s.EtcdServer, s.EtcdPeer, s.EtcdHealthcheckClient, s.APIServerEtcdClient}
 }
 
-// Ensure creates all missing and renews all invalid files in dir for cfg, and returns the Set.
-// Valid files are kept. Concurrent processes wait for each other. If certificates are missing that
-// cannot be signed here, Ensure returns a MissingError that lists all of them.
+// Ensure creates all missing and renews all invalid files in dir for cfg, and returns the Set. Valid files are kept.
+// Concurrent processes wait for each other. If certificates are missing that cannot be signed here, because the key
+// of their CA is elsewhere, Ensure returns a MissingError that lists all of them, and writes nothing. An expired CA
+// is an error.
 func Ensure(dir string, cfg Config) (*Set, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o755); err != nil {
 		return nil, fmt.Errorf("creating certificates directory: %w", err)
@@ -186,8 +188,9 @@ func Ensure(dir string, cfg Config) (*Set, error) {
 	return set, nil
 }
 
-// Load loads the files that Ensure has created in dir and changes nothing. Only the keys of the CAs
-// may be missing.
+// Load loads the files that Ensure has created in dir and changes nothing. It does not check whether the certificates
+// are still valid. A certificate whose key file is missing has no Key, which is normal only for CAs. Any other
+// missing file is an error, except for sa.pub, which it does not read.
 func Load(dir string) (*Set, error) {
 	set := &Set{Dir: dir}
 	for _, a := range set.authorities() {
@@ -217,7 +220,9 @@ func Load(dir string) (*Set, error) {
 	return set, nil
 }
 
-// LoadCA loads the CA in base.crt and base.key. Without a key file, the CA can verify but not sign.
+// LoadCA loads the CA in base.crt and base.key. Without a key file, the CA can verify but not sign. It returns an
+// error if the certificate is missing, is not that of a CA or does not match the key. It does not check whether it
+// has expired.
 func LoadCA(base string) (*CA, error) {
 	pair, err := loadPair(base+".crt", base+".key")
 	if err != nil {
@@ -229,9 +234,8 @@ func LoadCA(base string) (*CA, error) {
 	return &CA{Pair: *pair}, nil
 }
 
-// ensureCA returns the CA in base.crt and base.key. If there is none, it creates one with the
-// common name name and returns the files that the caller must write. An expired or unreadable CA is
-// an error.
+// ensureCA returns the CA in base.crt and base.key. If there is none, it creates one with the common name name, from
+// base.key if that exists, and returns the files that the caller must write. An expired or unreadable CA is an error.
 func ensureCA(base, name string) (*CA, []atomicfile.File, error) {
 	ca, err := LoadCA(base)
 	if err == nil {
@@ -263,8 +267,10 @@ func ensureCA(base, name string) (*CA, []atomicfile.File, error) {
 	return ca, ca.files(base, false), nil
 }
 
-// EnsurePair returns the certificate in base.crt and base.key. If it is missing, due for renewal or
-// not valid for spec, EnsurePair replaces it first, as described in the package documentation.
+// EnsurePair returns the certificate in base.crt and base.key. If it is missing, due for renewal or not valid for
+// spec, EnsurePair replaces it first, as described in the package documentation. If the key of the CA is not
+// available, it returns an existing certificate that has not expired, whether it is valid for spec or not, and
+// otherwise an error. It creates the directory.
 func (ca *CA) EnsurePair(base string, spec Spec) (*Pair, error) {
 	if err := os.MkdirAll(filepath.Dir(base), 0o755); err != nil {
 		return nil, fmt.Errorf("creating certificate directory: %w", err)
@@ -279,8 +285,9 @@ func (ca *CA) EnsurePair(base string, spec Spec) (*Pair, error) {
 	return pair, nil
 }
 
-// RenewPair replaces base.crt and base.key by a new certificate with a new key for the same names
-// and usages, whether the old one is due for renewal or not.
+// RenewPair replaces base.crt and base.key by a new certificate with a new key for the same names and usages, whether
+// the old one is due for renewal or not. The new one has the default validity. It returns an error if base.crt cannot
+// be read or the key of the CA is not available.
 func (ca *CA) RenewPair(base string) (*Pair, error) {
 	data, err := os.ReadFile(base + ".crt")
 	if err != nil {
@@ -300,6 +307,8 @@ func (ca *CA) RenewPair(base string) (*Pair, error) {
 	return pair, nil
 }
 
+// ensure does the same as EnsurePair, but returns the files that the caller must write instead of writing them, nil
+// if the existing certificate is kept.
 func (ca *CA) ensure(base string, spec Spec) (*Pair, []atomicfile.File, error) {
 	pair, err := loadPair(base+".crt", base+".key")
 	if err == nil && pair.Key != nil && ca.valid(pair, spec) {
@@ -321,7 +330,10 @@ func (ca *CA) ensure(base string, spec Spec) (*Pair, []atomicfile.File, error) {
 	return fresh, fresh.files(base, true), nil
 }
 
-// valid reports whether pair is valid for spec and not due for renewal.
+// valid reports whether pair is signed by the CA, has not expired, is not due for renewal, and contains all names,
+// addresses and organizations of spec; it may contain more. A certificate that is valid as long as the CA is not due
+// for renewal, because a new one would not be valid longer. The common name must match only if spec is for clients
+// and not for servers.
 func (ca *CA) valid(pair *Pair, spec Spec) bool {
 	cert := pair.Cert
 	if now := time.Now(); now.After(pair.RenewAt()) && cert.NotAfter.Before(ca.Cert.NotAfter) || !now.Before(cert.NotAfter) {
@@ -365,6 +377,9 @@ func (p *Pair) files(base string, remakeable bool) []atomicfile.File {
 	}
 }
 
+// ensureServiceAccountKey sets the service account key of s from sa.key, or generates one if the file does not exist.
+// It returns the files that the caller must write: sa.key if it is new, and sa.pub if that is missing or empty or
+// sa.key is new.
 func (s *Set) ensureServiceAccountKey() ([]atomicfile.File, error) {
 	s.ServiceAccountKeyFile = filepath.Join(s.Dir, "sa.key")
 	s.ServiceAccountPubFile = filepath.Join(s.Dir, "sa.pub")

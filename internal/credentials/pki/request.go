@@ -21,6 +21,7 @@ type MissingError struct {
 	Files []string
 }
 
+// Error returns a text with the paths of all missing certificates.
 func (e *MissingError) Error() string {
 	return "certificates are missing and the key of their certificate authority is not available: " + strings.Join(e.Files, ", ")
 }
@@ -28,8 +29,9 @@ func (e *MissingError) Error() string {
 // requestType is the PEM block type of a certificate signing request.
 const requestType = "CERTIFICATE REQUEST"
 
-// Request creates a certificate signing request for spec, in PEM, and returns it with its key. It
-// uses the key in keyPEM, or generates one if keyPEM is empty.
+// Request creates a certificate signing request for spec, in PEM, and returns it with its key. It uses the key in
+// keyPEM, or generates one if keyPEM is empty. The request contains the names and addresses of spec, but not its
+// usages and validity, which the CA determines.
 func Request(keyPEM []byte, spec Spec) (key, request []byte, err error) {
 	if len(keyPEM) == 0 {
 		made, err := newKey()
@@ -54,9 +56,9 @@ func Request(keyPEM []byte, spec Spec) (key, request []byte, err error) {
 	return keyPEM, pem.EncodeToMemory(&pem.Block{Type: requestType, Bytes: der}), nil
 }
 
-// Requests writes a key and a certificate signing request (.csr) to dir for each leaf certificate
-// that Ensure would create for cfg, so that a CA whose key is elsewhere can sign them. Existing
-// keys are kept. It returns the names of the certificate files without extension.
+// Requests writes a key and a certificate signing request (.csr) to dir for each certificate that Ensure would create
+// for cfg, except for CAs, so that a CA whose key is elsewhere can sign them. Existing keys are kept, existing
+// requests replaced. It returns the names of the certificate files without extension, relative to dir.
 func Requests(dir string, cfg Config) ([]string, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o755); err != nil {
 		return nil, fmt.Errorf("creating certificates directory: %w", err)
@@ -85,8 +87,8 @@ func Requests(dir string, cfg Config) ([]string, error) {
 	return names, nil
 }
 
-// WritePair writes a certificate and key that were created elsewhere to base.crt and base.key, and
-// creates the directory.
+// WritePair writes a certificate and key that were created elsewhere, in PEM, to base.crt and base.key (mode 0600),
+// and creates the directory. It does not check them.
 func WritePair(base string, certPEM, keyPEM []byte) error {
 	if err := os.MkdirAll(filepath.Dir(base), 0o755); err != nil {
 		return fmt.Errorf("creating certificate directory: %w", err)

@@ -36,7 +36,7 @@ type audience []string
 // MarshalJSON returns a JSON list.
 func (a audience) MarshalJSON() ([]byte, error) { return json.Marshal([]string(a)) }
 
-// UnmarshalJSON accepts a JSON list or string.
+// UnmarshalJSON accepts a JSON list or a single string.
 func (a *audience) UnmarshalJSON(data []byte) error { return json.Unmarshal(data, (*jwt.Audience)(a)) }
 
 // bound is the claim kubernetes.io of a token: the service account, and the Pod, Secret or Node whose deletion
@@ -50,6 +50,8 @@ type bound struct {
 	WarnAfter      *jwt.NumericDate `json:"warnafter,omitempty"`
 }
 
+// ref is the name and UID of an object that a token is bound to. The UID makes the token invalid if the object is
+// deleted and created again.
 type ref struct {
 	Name string `json:"name,omitempty"`
 	UID  string `json:"uid,omitempty"`
@@ -68,8 +70,8 @@ type legacyClaims struct {
 	LegacyUID       string `json:"kubernetes.io/serviceaccount/service-account.uid,omitempty"`
 }
 
-// boundObjects contains the objects that a new token is bound to. ServiceAccount is always set. At most
-// one of the others is set, except that Node is also set for a pod.
+// boundObjects contains the objects that a new token is bound to. ServiceAccount is always set. At most one of the
+// others is set, except that Node is also set for a pod that is assigned to a node.
 type boundObjects struct {
 	ServiceAccount *corev1.ServiceAccount
 	Pod            *corev1.Pod
@@ -77,7 +79,7 @@ type boundObjects struct {
 	Node           *corev1.Node
 }
 
-// newClaims returns the claims of a new token that is valid from now for the duration expires.
+// newClaims returns the claims of a new token that is valid from now for the duration expires and has a random ID.
 // warnAfter is the age after which its use is recorded as stale; zero means never.
 func newClaims(issuer string, b boundObjects, now time.Time, expires, warnAfter time.Duration, audiences []string) claims {
 	sa := b.ServiceAccount

@@ -22,8 +22,8 @@ type Discovery struct {
 	configuration, jwks []byte
 }
 
-// NewDiscovery creates the documents for an issuer. jwksURI is the public URL of the keys. It
-// returns an error if the issuer or jwksURI is not an https URL, or if keys is empty. The API
+// NewDiscovery creates the documents for an issuer. jwksURI is the public URL of the keys. It returns an error if the
+// issuer is not an https URL without query and fragment, jwksURI is not an https URL, or keys is empty. The API
 // server can then run without discovery.
 func NewDiscovery(issuer, jwksURI string, keys *KeySet) (*Discovery, error) {
 	if u, err := url.Parse(issuer); err != nil || u.Scheme != "https" || u.RawQuery != "" || u.Fragment != "" {
@@ -69,6 +69,7 @@ func (d *Discovery) JWKS(w http.ResponseWriter, _ *http.Request) {
 	writeDocument(w, "application/jwk-set+json", d.jwks)
 }
 
+// writeDocument responds with data, which clients may cache for an hour.
 func writeDocument(w http.ResponseWriter, mediaType string, data []byte) {
 	w.Header().Set("Content-Type", mediaType)
 	w.Header().Set("Cache-Control", "public, max-age=3600")

@@ -36,9 +36,11 @@ type IssuerConfig struct {
 	Issuer string
 	// Key is the signing key, of type RSA or ECDSA.
 	Key crypto.Signer
-	// Audiences are the default audiences of tokens: --api-audiences, or the issuer.
+	// Audiences are the audiences of tokens whose request names none: --api-audiences. If it is empty, the issuer is
+	// used.
 	Audiences []string
-	// MaxExpiration limits the requested lifetime. Zero means no limit.
+	// MaxExpiration is the maximum lifetime; longer requests are shortened with a warning. Zero means no limit. It
+	// does not apply to ExtendExpiration.
 	MaxExpiration time.Duration
 	// ExtendExpiration extends the lifetime of tokens for the volumes that admission adds to pods
 	// from an hour to a year, for clients that read their token only once.
@@ -65,7 +67,8 @@ type Issuer struct {
 	signer jose.Signer
 }
 
-// NewIssuer validates cfg and returns an Issuer. Issuer, Key and Objects are required.
+// NewIssuer validates cfg and returns an Issuer. Issuer, Key and Objects are required. It returns an error if the
+// type of the key is not supported.
 func NewIssuer(cfg IssuerConfig) (*Issuer, error) {
 	if cfg.Issuer == "" || cfg.Key == nil || cfg.Objects == nil {
 		return nil, errors.New("creating service account token issuer: issuer, key and objects are required")
@@ -83,6 +86,8 @@ func NewIssuer(cfg IssuerConfig) (*Issuer, error) {
 	return &Issuer{cfg: cfg, signer: signer}, nil
 }
 
+// newSigner returns a signer of tokens with key, whose key ID is in the header of the tokens. It returns an error if
+// the type of the key is not supported.
 func newSigner(key crypto.Signer) (jose.Signer, error) {
 	alg, err := algorithm(key.Public())
 	if err != nil {
@@ -102,9 +107,10 @@ func newSigner(key crypto.Signer) (jose.Signer, error) {
 	return signer, nil
 }
 
-// Request issues a token for a TokenRequest, which a client has posted to the "token" subresource
-// of the service account name. It returns a new object with the token. Errors are API errors,
-// except if signing fails.
+// Request issues a token for a TokenRequest, which a client has posted to the "token" subresource of the service
+// account name. It returns a new object with the token and the lifetime that was granted, which MaxExpiration may
+// have shortened. Errors are API errors, except if signing fails: the account or the bound object does not exist, or
+// the request does not match them or has an invalid lifetime.
 func (i *Issuer) Request(ctx context.Context, namespace, name string, req *authenticationv1.TokenRequest) (*authenticationv1.TokenRequest, error) {
 	kind := authenticationv1.SchemeGroupVersion.WithKind("TokenRequest").GroupKind()
 	meta := field.NewPath("metadata")
@@ -162,7 +168,7 @@ func (i *Issuer) Request(ctx context.Context, namespace, name string, req *authe
 	return out, nil
 }
 
-// Default sets the lifetime in req to one hour, if the client does not request one.
+// Default sets the lifetime in req to one hour, if the request has none.
 func Default(req *authenticationv1.TokenRequest) {
 	if req.Spec.ExpirationSeconds == nil {
 		seconds := int64(defaultExpiration)
@@ -180,6 +186,8 @@ func (i *Issuer) forServer(audiences []string) bool {
 	return true
 }
 
+// validateRequest returns the errors of a request whose lifetime is set: a lifetime below 10 minutes or above 2^32
+// seconds, and attestations, which are not supported.
 func validateRequest(spec *authenticationv1.TokenRequestSpec) field.ErrorList {
 	var errs field.ErrorList
 	if len(spec.Attestations) > 0 {
@@ -197,9 +205,10 @@ func validateRequest(spec *authenticationv1.TokenRequestSpec) field.ErrorList {
 	return errs
 }
 
-// bind reads the object that the new token of sa will be bound to: the Pod, Secret or Node that to
-// refers to, or only the service account if to is nil. For a pod it also reads its node. It returns
-// an API error if the object does not exist, has another UID, or does not belong to the account.
+// bind reads the object that the new token of sa will be bound to: the Pod, Secret or Node that to refers to, or only
+// the service account if to is nil. For a pod it also reads its node; a node that does not exist yet is used without
+// a UID. It returns an API error if the object does not exist, is of another kind, has another UID than to, or is a
+// pod of another account.
 func (i *Issuer) bind(ctx context.Context, sa *corev1.ServiceAccount, to *authenticationv1.BoundObjectReference) (boundObjects, error) {
 	b := boundObjects{ServiceAccount: sa}
 	if to == nil {

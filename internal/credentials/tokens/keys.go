@@ -28,7 +28,8 @@ type KeySet struct {
 	byID map[string]int
 }
 
-// newKeySet creates a KeySet from RSA and ECDSA public keys. Duplicates are ignored.
+// newKeySet creates a KeySet from RSA and ECDSA public keys. Duplicates are ignored. It returns an error for keys of
+// other types and curves.
 func newKeySet(keys ...crypto.PublicKey) (*KeySet, error) {
 	set := &KeySet{byID: map[string]int{}}
 	for _, key := range keys {
@@ -49,8 +50,8 @@ func newKeySet(keys ...crypto.PublicKey) (*KeySet, error) {
 	return set, nil
 }
 
-// LoadKeySet loads the keys of --service-account-key-file: PEM files that contain one or more
-// public keys, private keys or certificates.
+// LoadKeySet loads the keys of --service-account-key-file: PEM files that contain one or more public keys, private
+// keys or certificates. It returns an error if a file cannot be read or there is no key.
 func LoadKeySet(files ...string) (*KeySet, error) {
 	var keys []crypto.PublicKey
 	for _, file := range files {
@@ -68,7 +69,8 @@ func LoadKeySet(files ...string) (*KeySet, error) {
 	return newKeySet(keys...)
 }
 
-// LoadSigner loads the key of --service-account-signing-key-file.
+// LoadSigner loads the private key of --service-account-signing-key-file, a PEM file. It returns an error if the file
+// cannot be read or the key cannot sign.
 func LoadSigner(file string) (crypto.Signer, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -103,7 +105,8 @@ func (s *KeySet) jwks() jose.JSONWebKeySet {
 	return doc
 }
 
-// algorithm returns the only signature algorithm that is allowed for a key.
+// algorithm returns the only signature algorithm that is allowed for a public key: RS256 for RSA, and ES256, ES384 or
+// ES512 for ECDSA, depending on the curve. Other keys are an error.
 func algorithm(key crypto.PublicKey) (jose.SignatureAlgorithm, error) {
 	switch key := key.(type) {
 	case *rsa.PublicKey:
@@ -122,8 +125,8 @@ func algorithm(key crypto.PublicKey) (jose.SignatureAlgorithm, error) {
 	return "", fmt.Errorf("service account keys of type %T are not supported", key)
 }
 
-// keyID returns the key ID of a public key. It is derived in the same way as in upstream, so that
-// tokens and discovery documents of both are compatible.
+// keyID returns the key ID of a public key: the SHA-256 hash of its DER form. Upstream derives it in the same way, so
+// that tokens and discovery documents of both are compatible.
 func keyID(key crypto.PublicKey) (string, error) {
 	der, err := x509.MarshalPKIXPublicKey(key)
 	if err != nil {

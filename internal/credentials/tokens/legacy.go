@@ -17,8 +17,8 @@ import (
 // controller that manages these Secrets. It is safe for concurrent use.
 type SecretSigner struct{ signer jose.Signer }
 
-// NewSecretSigner creates a signer with key, which must be one of the keys that the API server
-// verifies tokens with.
+// NewSecretSigner creates a signer with key, which must be one of the keys that the API server verifies tokens with.
+// It returns an error if the type of the key is not supported.
 func NewSecretSigner(key crypto.Signer) (*SecretSigner, error) {
 	signer, err := newSigner(key)
 	if err != nil {
@@ -46,9 +46,9 @@ func (s *SecretSigner) Sign(sa *corev1.ServiceAccount, secret *corev1.Secret) (s
 	return token, nil
 }
 
-// checkLegacy verifies a token that is stored in a Secret, whose signature is valid and whose
-// claims are c: the Secret must still contain the token, the service account must exist, and
-// neither may be in deletion. It records the use of the token.
+// checkLegacy verifies a token that is stored in a Secret, whose signature is valid and whose claims are c: the
+// Secret must still contain the token, the service account must exist with the same UID, neither may be in deletion,
+// and the Secret must not have the label InvalidSinceLabel. It records the use of the token.
 func (v *Verifier) checkLegacy(ctx context.Context, token string, c *claims) (*serviceaccount.ServiceAccountInfo, error) {
 	switch {
 	case c.LegacyNamespace == "":

@@ -34,8 +34,8 @@ const (
 	TrackingKey  = "since"
 )
 
-// Usage records the use of service account tokens in metrics, audit annotations and labels of
-// Secrets. All methods are safe for concurrent use and do nothing on nil.
+// Usage records the use of service account tokens in metrics, audit annotations and labels of Secrets. Its methods
+// are safe for concurrent use; those that the Verifier calls do nothing on nil.
 type Usage struct {
 	kube kubernetes.Interface
 	log  *slog.Logger
@@ -50,8 +50,8 @@ type Usage struct {
 	verifying         prometheus.Gauge
 }
 
-// NewUsage returns a Usage that labels Secrets with the client kube and registers its metrics in
-// reg. If kube is nil, labeling fails and is logged.
+// NewUsage returns a Usage that labels Secrets with the client kube and registers its metrics in reg. If kube is nil,
+// labeling fails and is logged to log. It returns an error if reg already has one of the metrics.
 func NewUsage(kube kubernetes.Interface, reg prometheus.Registerer, log *slog.Logger) (*Usage, error) {
 	u := &Usage{kube: kube, log: log, now: time.Now}
 	for _, c := range []struct {
@@ -99,8 +99,8 @@ func (u *Usage) recordHit(took time.Duration) {
 	u.took.WithLabelValues("hit").Observe(took.Seconds())
 }
 
-// recordVerification records the start of the verification of a token that was not in the cache, at
-// the time began. The caller must call the returned function with the result.
+// recordVerification records the start of the verification of a token that was not in the cache; began is the start
+// of the lookup. The caller must call the returned function with the result of the verification.
 func (u *Usage) recordVerification(began time.Time) func(error) {
 	if u == nil {
 		return func(error) {}
@@ -135,8 +135,9 @@ func (u *Usage) recordBound(ctx context.Context, subject string, now, warnAfter 
 		fmt.Sprintf("subject: %s, seconds after warning threshold: %d", subject, now.Unix()-warnAfter.Unix()))
 }
 
-// recordSecret records the use of the token that is stored in the Secret s of the account sa, and
-// labels the Secret with the date. It returns an error if the Secret marks the token as invalid.
+// recordSecret records the use of the token that is stored in the Secret s of the account sa, and labels the Secret
+// with the date. It returns an error if the Secret has the label InvalidSinceLabel, which marks the token as invalid;
+// such a use is recorded too. For a Secret that was generated automatically, the client gets a warning.
 func (u *Usage) recordSecret(ctx context.Context, s *corev1.Secret, sa *corev1.ServiceAccount) error {
 	if u == nil {
 		return nil
@@ -161,8 +162,8 @@ func (u *Usage) recordSecret(ctx context.Context, s *corev1.Secret, sa *corev1.S
 	return nil
 }
 
-// Generated reports whether the Secret s was generated automatically for the account sa, as old
-// Kubernetes versions did. The account lists such Secrets.
+// Generated reports whether the Secret s was generated automatically for the account sa, as old Kubernetes versions
+// did, which also listed it in the field secrets of the account.
 func Generated(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
 	for _, r := range sa.Secrets {
 		if r.Name == s.Name {
@@ -172,8 +173,8 @@ func Generated(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
 	return false
 }
 
-// labelLastUsed sets LastUsedLabel of a Secret to the present date, unless it already has that
-// date. A failure is only logged.
+// labelLastUsed sets LastUsedLabel of a Secret to the present date in UTC, unless it has that date or the following
+// one. A failure is only logged.
 func (u *Usage) labelLastUsed(ctx context.Context, s *corev1.Secret) {
 	now := u.now().UTC()
 	// The clock of another server may be ahead.
@@ -181,10 +182,12 @@ func (u *Usage) labelLastUsed(ctx context.Context, s *corev1.Secret) {
 		return
 	}
 	if err := u.label(ctx, s, now); err != nil {
-		u.log.ErrorContext(ctx, "labeling Secret with the date of the last use of its service account token failed; the token works, but is invalidated as unused if this persists for a year; retrying at its next use", "namespace", s.Namespace, "secret", s.Name, "err", err)
+		u.log.ErrorContext(ctx, "labeling Secret with the date of the last use of its service account token failed; this request is not affected, but the token can be invalidated as unused if this persists for a year; retrying at its next use", "namespace", s.Namespace, "secret", s.Name, "err", err)
 	}
 }
 
+// label patches LastUsedLabel of a Secret to the date of now. It returns an error if there is no client or the Secret
+// does not exist anymore with the same UID.
 func (u *Usage) label(ctx context.Context, s *corev1.Secret, now time.Time) error {
 	if u.kube == nil {
 		return errors.New("no client")

@@ -29,7 +29,7 @@ type VerifierConfig struct {
 	Keys *KeySet
 	// Audiences are the audiences of the API server: --api-audiences, or the first issuer.
 	Audiences []string
-	// Objects reads the objects that tokens are bound to.
+	// Objects reads the objects that tokens are bound to. An error of it makes a token invalid.
 	Objects Getter
 	// Usage records the use of tokens. It may be nil.
 	Usage *Usage
@@ -68,7 +68,8 @@ var (
 	errExpired     = errors.New("service account token has expired")
 )
 
-// NewVerifier validates cfg and returns a Verifier. Issuers, Keys and Objects are required.
+// NewVerifier validates cfg and returns a Verifier. Issuers, Keys and Objects are required; empty Audiences are
+// replaced by the first issuer.
 func NewVerifier(cfg VerifierConfig) (*Verifier, error) {
 	if len(cfg.Issuers) == 0 || cfg.Keys == nil || cfg.Objects == nil {
 		return nil, errors.New("creating service account token verifier: issuers, keys and objects are required")
@@ -82,10 +83,10 @@ func NewVerifier(cfg VerifierConfig) (*Verifier, error) {
 	return &Verifier{cfg: cfg, young: map[[sha256.Size]byte]*verified{}}, nil
 }
 
-// AuthenticateToken returns the user of a token. It returns false without an error if the token was
-// not issued by one of the configured issuers, so that other authenticators can try it. It returns
-// an error if the token is invalid, expired, or has none of the audiences in ctx, which are those
-// of the API server by default.
+// AuthenticateToken returns the user of a token. It returns false without an error if the token is malformed or was
+// not issued by one of the configured issuers, so that other authenticators can try it. It returns an error if the
+// token is invalid or expired, has none of the audiences in ctx, which are those of the API server by default, or is
+// bound to an object that does not exist anymore.
 func (v *Verifier) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	tok, ok, err := v.verify(token)
 	if !ok || err != nil {
@@ -119,9 +120,9 @@ func (v *Verifier) AuthenticateToken(ctx context.Context, token string) (*authen
 	return &authenticator.Response{User: tok.user, Audiences: common}, true, nil
 }
 
-// verify verifies the properties of a token that cannot change: its signature, its issuer and the
-// consistency of its claims. It caches tokens that pass. It returns false without an error if the
-// token has another issuer or is malformed.
+// verify verifies the properties of a token that cannot change: its signature, its issuer and the consistency of its
+// claims. It caches tokens that pass. It returns false without an error if the token has another issuer or is
+// malformed, and an error if its signature or claims are invalid.
 func (v *Verifier) verify(token string) (_ *verified, _ bool, err error) {
 	began := time.Now()
 	hash := sha256.Sum256([]byte(token))
@@ -172,8 +173,8 @@ func (v *Verifier) verify(token string) (_ *verified, _ bool, err error) {
 	return tok, true, nil
 }
 
-// hasOurIssuer reports whether the issuer that a token claims, before its signature is verified, is
-// one of the configured issuers or that of legacy tokens.
+// hasOurIssuer reports whether the issuer that a token claims, before its signature is verified, is one of the
+// configured issuers or that of legacy tokens. It returns false if the token is malformed.
 func (v *Verifier) hasOurIssuer(token string) bool {
 	_, rest, _ := strings.Cut(token, ".")
 	payload, _, ok := strings.Cut(rest, ".")
@@ -224,8 +225,9 @@ func userOf(c *claims) (*user.DefaultInfo, error) {
 	return u, nil
 }
 
-// check verifies the properties of a bound token that can change: its expiry, and that the objects
-// that it is bound to exist and are not in deletion.
+// check verifies the properties of a bound token that can change: that it is valid now, with a tolerance of one
+// minute, and that the objects that it is bound to exist with the same UIDs and that their deletion time, if any, is
+// at most a minute ago. It returns errInvalidated or another error that the client may see.
 func (v *Verifier) check(ctx context.Context, c *claims) error {
 	now := v.cfg.Now()
 	switch err := c.Validate(jwt.Expected{Time: now}); {
@@ -277,6 +279,8 @@ func (v *Verifier) check(ctx context.Context, c *claims) error {
 	return nil
 }
 
+// serviceAccount returns the service account, or an error if it cannot be read or has another UID, because it was
+// deleted and created again.
 func (v *Verifier) serviceAccount(ctx context.Context, namespace, name, uid string) (*corev1.ServiceAccount, error) {
 	sa, err := v.cfg.Objects.ServiceAccount(ctx, namespace, name)
 	if err != nil {
