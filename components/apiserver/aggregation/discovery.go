@@ -64,7 +64,7 @@ func (b *backend) discover(ctx context.Context) {
 	defer cancel()
 	v, err := b.fetch(ctx)
 	if err != nil {
-		b.cfg.Log.DebugContext(ctx, "reading discovery document of aggregated API server failed; its last document stays published and is marked as stale, retrying at the next availability check", "apiservice", b.name, "err", err)
+		b.cfg.Log.DebugContext(ctx, "reading discovery document of aggregated API server failed; its last document, if there is one, stays published and is marked as stale, retrying at the next availability check", "apiservice", b.name, "err", err)
 		b.markStale()
 		return
 	}

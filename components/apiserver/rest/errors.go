@@ -59,14 +59,14 @@ func (h *Handler) Error(w http.ResponseWriter, req *http.Request, err error) {
 		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds)))
 	}
 	if status.Code >= http.StatusInternalServerError {
-		h.cfg.Log.DebugContext(req.Context(), "API request failed with a server error", "method", req.Method, "path", req.URL.Path, "err", err)
+		h.cfg.Log.DebugContext(req.Context(), "API request failed with a server error, the client gets it as the response", "method", req.Method, "path", req.URL.Path, "err", err)
 	}
 	format, ferr := h.negotiator.Response(req, negotiate.Endpoint{Protobuf: true})
 	if ferr != nil {
 		format = negotiate.Format{Pretty: true} // readable for users
 	}
 	if err := h.SendObject(w, req, format, int(status.Code), status); err != nil {
-		h.cfg.Log.DebugContext(req.Context(), "sending error response of API request to the client failed", "method", req.Method, "path", req.URL.Path, "err", err)
+		h.cfg.Log.DebugContext(req.Context(), "sending error response of API request to the client failed; the client sees a broken or incomplete response, no retry", "method", req.Method, "path", req.URL.Path, "err", err)
 	}
 }
 

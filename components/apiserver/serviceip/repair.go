@@ -48,7 +48,7 @@ func (a *Allocator) watch(ctx context.Context, c *store.Collection, begun func()
 		if ctx.Err() != nil {
 			return
 		}
-		a.log.Debug("watch of IPAddresses or of node port allocations ended, watching again in a second", "err", err)
+		a.log.Debug("watch of IPAddresses or of node port allocations ended; until it works again, deleted IPAddresses are not restored and allocations of node ports can take longer, watching again in a second", "err", err)
 		lifecycle.Pause(ctx, retryDelay)
 	}
 }

@@ -68,7 +68,7 @@ func (k *ConfigMapReconciler) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			k.cfg.Log.WarnContext(ctx, "updating ConfigMap kube-apiserver-legacy-service-account-token-tracking failed; unused legacy service account tokens are not deleted, authentication is not affected; retrying in a second", "err", err)
+			k.cfg.Log.WarnContext(ctx, "watching or writing ConfigMap kube-apiserver-legacy-service-account-token-tracking failed; as long as the ConfigMap is missing or invalid, unused legacy service account tokens are not deleted, authentication is not affected; retrying in a second", "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}

@@ -155,7 +155,7 @@ func (c *conn) serve() {
 	defer c.close()
 	_ = c.tls.SetDeadline(time.Time{}) // clears the deadline that net/http sets for the handshake
 	if err := c.preface(); err != nil {
-		c.server.cfg.Log.Debug("HTTP/2 connection closed because the client sent no valid preface", "client", c.remote, "err", err)
+		c.server.cfg.Log.Debug("HTTP/2 connection closed because the client sent no valid preface, it has made no request", "client", c.remote, "err", err)
 		return
 	}
 	c.mu.Lock()
