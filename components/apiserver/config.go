@@ -23,7 +23,7 @@ import (
 	"hyperkube/internal/serving/zpages"
 )
 
-// Config is the configuration of a Server.
+// Config is the configuration of a Server: where it stores objects, what it serves, and who may access it.
 //
 // Size: one field for each setting or collaborator of the API server, which compose passes on once.
 type Config struct {
@@ -153,5 +153,6 @@ type Aggregation interface {
 	Ready() <-chan struct{}
 }
 
-// KubeletConfig configures connections to kubelets.
+// KubeletConfig configures how the API server connects to kubelets, for logs, exec, attach, port-forward and the
+// proxy of nodes.
 type KubeletConfig = connect.KubeletConfig

@@ -20,6 +20,7 @@ type adminAccess struct {
 	namespaces namespaces
 }
 
+// newAdminAccess creates the plugin adminAccess.
 func newAdminAccess(cfg *Config) admission.ValidationInterface {
 	return &adminAccess{onCreate, newNamespaces(cfg)}
 }

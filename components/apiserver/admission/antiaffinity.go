@@ -13,6 +13,7 @@ import (
 // anti-affinity only with the topology key kubernetes.io/hostname.
 type hardAntiAffinity struct{ operations }
 
+// newHardAntiAffinity creates the plugin hardAntiAffinity. It never fails.
 func newHardAntiAffinity(*Config) (admission.Interface, error) {
 	return hardAntiAffinity{onCreateUpdate}, nil
 }

@@ -19,6 +19,7 @@ type namespaceAutoProvision struct {
 	kube   kubernetes.Interface
 }
 
+// newNamespaceAutoProvision creates the plugin NamespaceAutoProvision. It never fails.
 func newNamespaceAutoProvision(cfg *Config) (admission.Interface, error) {
 	return &namespaceAutoProvision{onCreate, cfg.Informers.Core().V1().Namespaces().Lister(), cfg.Kube}, nil
 }

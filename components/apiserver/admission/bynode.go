@@ -20,6 +20,7 @@ type byNode struct {
 	kube  kubernetes.Interface
 }
 
+// newByNode returns a byNode that finds nodes with the informers and the client of cfg.
 func newByNode(cfg *Config) byNode {
 	return byNode{onUpdate, cfg.Informers.Core().V1().Nodes().Lister(), cfg.Kube}
 }

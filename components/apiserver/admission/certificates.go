@@ -42,6 +42,8 @@ type certificateApproval struct {
 	authorizer authorizer.Authorizer
 }
 
+// newCertificateApproval creates the plugin CertificateApproval. It returns nil, which disables the plugin, if cfg
+// has no authorizer.
 func newCertificateApproval(cfg *Config) (admission.Interface, error) {
 	if cfg.Authorizer == nil {
 		return nil, nil
@@ -72,6 +74,8 @@ type certificateSigning struct {
 	authorizer authorizer.Authorizer
 }
 
+// newCertificateSigning creates the plugin CertificateSigning. It returns nil, which disables the plugin, if cfg has
+// no authorizer.
 func newCertificateSigning(cfg *Config) (admission.Interface, error) {
 	if cfg.Authorizer == nil {
 		return nil, nil
@@ -130,6 +134,7 @@ func (p certificateSigning) podRequest(ctx context.Context, a admission.Attribut
 // certificates of the API server that would be in the group system:masters.
 type certificateSubject struct{ operations }
 
+// newCertificateSubject creates the plugin CertificateSubjectRestriction. It never fails.
 func newCertificateSubject(*Config) (admission.Interface, error) {
 	return certificateSubject{onCreate}, nil
 }
@@ -171,6 +176,7 @@ func certificateRequest(a admission.Attributes, csr *certificatesv1.CertificateS
 	return req, nil
 }
 
+// isSigningRequest reports whether the request is for a CertificateSigningRequest or a subresource of it.
 func isSigningRequest(a admission.Attributes) bool {
 	r := a.GetResource()
 	return r.Group == certificatesv1.GroupName && r.Resource == "certificatesigningrequests"
@@ -183,6 +189,8 @@ type trustBundleAttest struct {
 	authorizer authorizer.Authorizer
 }
 
+// newTrustBundleAttest creates the plugin ClusterTrustBundleAttest. It returns nil, which disables the plugin, if cfg
+// has no authorizer.
 func newTrustBundleAttest(cfg *Config) (admission.Interface, error) {
 	if cfg.Authorizer == nil {
 		return nil, nil

@@ -34,6 +34,7 @@ type claimStatusAuthorization struct {
 	namespaces namespaces
 }
 
+// newClaimStatusAuthorization creates the plugin claimStatusAuthorization.
 func newClaimStatusAuthorization(cfg *Config) *claimStatusAuthorization {
 	return &claimStatusAuthorization{admission.NewHandler(admission.Update), cfg.Authorizer, newNamespaces(cfg)}
 }

@@ -19,6 +19,7 @@ import (
 // https://kep.k8s.io/5328
 type declaredFeatures struct{ byNode }
 
+// newDeclaredFeatures creates the plugin declaredFeatures. It never fails.
 func newDeclaredFeatures(cfg *Config) (admission.Interface, error) {
 	return declaredFeatures{newByNode(cfg)}, nil
 }

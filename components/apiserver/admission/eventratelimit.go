@@ -47,6 +47,8 @@ type eventLimits struct {
 	Limits          []eventLimit `json:"limits"`
 }
 
+// validate returns the errors in the limits, or nil: there must be at least one, of a known type, with a positive QPS
+// and burst, and without a negative cache size.
 func (c *eventLimits) validate() error {
 	var errs field.ErrorList
 	limits := field.NewPath("limits")
@@ -85,6 +87,8 @@ type eventMeter struct {
 	buckets *lru.Cache
 }
 
+// newEventRateLimit creates the plugin EventRateLimit with the limits in its configuration file. It returns an error
+// if there is no file or it is invalid.
 func newEventRateLimit(cfg *Config) (admission.Interface, error) {
 	data := cfg.Files["EventRateLimit"]
 	if len(data) == 0 {
@@ -126,6 +130,7 @@ func (p *eventRateLimit) Validate(_ context.Context, a admission.Attributes, _ a
 	return refused
 }
 
+// allow returns a TooManyRequests error if the request exceeds the limit for its key, and otherwise counts it.
 func (m *eventMeter) allow(a admission.Attributes) error {
 	key := m.limit.Type.key(a)
 	// Two concurrent first requests may briefly use two buckets. Only one of them is kept.
@@ -140,6 +145,8 @@ func (m *eventMeter) allow(a admission.Attributes) error {
 	return nil
 }
 
+// key returns the key by which a limit of the type counts a request: the namespace, the user, or the source and
+// object of the event. It is empty for the type Server, and for requests without such a value.
 func (t limitType) key(a admission.Attributes) string {
 	switch t {
 	case limitNamespace:
@@ -159,6 +166,8 @@ func (t limitType) key(a admission.Attributes) string {
 	return ""
 }
 
+// sourceKey returns the key of a limit of the type SourceAndObject: the source of an event and the object that it is
+// about.
 func sourceKey(component, host string, o corev1.ObjectReference) string {
 	return strings.Join([]string{component, host, o.Kind, o.Namespace, o.Name, string(o.UID), o.APIVersion}, "")
 }

@@ -56,6 +56,8 @@ type imagePolicyConfig struct {
 	DefaultAllow bool `json:"defaultAllow"`
 }
 
+// newImagePolicy creates the plugin ImagePolicyWebhook from its configuration file. It returns an error if there is
+// no file or it is invalid.
 func newImagePolicy(cfg *Config) (admission.Interface, error) {
 	data := cfg.Files["ImagePolicyWebhook"]
 	if len(data) == 0 {

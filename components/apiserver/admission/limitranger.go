@@ -32,6 +32,8 @@ type limitRanger struct {
 	apiCache *namespaceCache[*corev1.LimitRange]
 }
 
+// newLimitRanger creates the plugin LimitRanger. It returns nil, which disables the plugin, if LimitRanges are not
+// served.
 func newLimitRanger(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(corev1.SchemeGroupVersion.WithResource("limitranges")) {
 		return nil, nil
@@ -183,6 +185,8 @@ func (p *limitRanger) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return nil
 }
 
+// checkPod returns how the requests and limits of a pod and of its containers and init containers violate the
+// LimitRange lr. The overhead of the pod does not count.
 func checkPod(lr *corev1.LimitRange, pod *corev1.Pod) []error {
 	var errs []error
 	for i := range lr.Spec.Limits {
@@ -203,6 +207,7 @@ func checkPod(lr *corev1.LimitRange, pod *corev1.Pod) []error {
 	return errs
 }
 
+// checkClaim returns how the requests of a claim violate the minimums and maximums of the LimitRange lr.
 func checkClaim(lr *corev1.LimitRange, pvc *corev1.PersistentVolumeClaim) []error {
 	var errs []error
 	for i := range lr.Spec.Limits {
@@ -244,6 +249,8 @@ func forEachResource(errs []error, list corev1.ResourceList, check func(corev1.R
 	return errs
 }
 
+// checkItem returns how requests and limits violate the minimums, maximums and ratios of one item of a LimitRange. A
+// missing limit violates a maximum, a missing request a minimum.
 func checkItem(item *corev1.LimitRangeItem, requests, limits corev1.ResourceList) []error {
 	var errs []error
 	errs = forEachResource(errs, item.Min, func(name corev1.ResourceName, want resource.Quantity) error {
@@ -267,6 +274,8 @@ func checkItem(item *corev1.LimitRangeItem, requests, limits corev1.ResourceList
 	})
 }
 
+// checkMin returns an error if the request of the resource name is missing or it or its limit is less than the
+// minimum want.
 func checkMin(kind corev1.LimitType, name corev1.ResourceName, want resource.Quantity, requests, limits corev1.ResourceList) error {
 	req, hasReq := requests[name]
 	lim, hasLim := limits[name]
@@ -281,6 +290,8 @@ func checkMin(kind corev1.LimitType, name corev1.ResourceName, want resource.Qua
 	return nil
 }
 
+// checkRatio returns an error if the limit of the resource name divided by its request is more than want, or if one
+// of them is missing or 0.
 func checkRatio(kind corev1.LimitType, name corev1.ResourceName, want resource.Quantity, requests, limits corev1.ResourceList) error {
 	req, hasReq := requests[name]
 	lim, hasLim := limits[name]

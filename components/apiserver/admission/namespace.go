@@ -36,6 +36,7 @@ type namespaceLifecycle struct {
 // not trusted to know the state of the namespace.
 const informerBypassTime = 30 * time.Second
 
+// newNamespaceLifecycle creates the plugin NamespaceLifecycle. It never fails.
 func newNamespaceLifecycle(cfg *Config) (admission.Interface, error) {
 	return &namespaceLifecycle{
 		operations: operations{admission.Create, admission.Update, admission.Delete},
@@ -122,6 +123,7 @@ type namespaceExists struct {
 	kube   kubernetes.Interface
 }
 
+// newNamespaceExists creates the plugin NamespaceExists. It never fails.
 func newNamespaceExists(cfg *Config) (admission.Interface, error) {
 	return &namespaceExists{
 		operations: operations{admission.Create, admission.Update, admission.Delete},

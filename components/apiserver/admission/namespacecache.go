@@ -21,11 +21,13 @@ type namespaceCache[T any] struct {
 	entries *lru.Cache // cachedObjects by namespace
 }
 
+// cachedObjects are the objects of one namespace and the time until which they may be used.
 type cachedObjects[T any] struct {
 	objects []T
 	expires time.Time
 }
 
+// newNamespaceCache returns an empty cache for at most namespaceCacheSize namespaces.
 func newNamespaceCache[T any]() *namespaceCache[T] {
 	return &namespaceCache[T]{lru.New(namespaceCacheSize)}
 }

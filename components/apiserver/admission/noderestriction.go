@@ -33,6 +33,7 @@ type nodeRestriction struct {
 	authorizer authorizer.Authorizer
 }
 
+// newNodeRestriction creates the plugin NodeRestriction. It never fails.
 func newNodeRestriction(cfg *Config) (admission.Interface, error) {
 	return &nodeRestriction{
 		operations: operations{admission.Create, admission.Update, admission.Delete},

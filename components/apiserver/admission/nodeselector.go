@@ -30,6 +30,8 @@ type podNodeSelector struct {
 	allowed     map[string]labels.Set
 }
 
+// newPodNodeSelector creates the plugin PodNodeSelector from its configuration file, without which no namespace is
+// restricted. It returns an error if the file or a selector in it is invalid.
 func newPodNodeSelector(cfg *Config) (admission.Interface, error) {
 	var file struct {
 		Selectors map[string]string `json:"podNodeSelectorPluginConfig"`
@@ -118,6 +120,7 @@ type namespaces struct {
 	kube   kubernetes.Interface
 }
 
+// newNamespaces returns a namespaces that reads the informer and the client of cfg.
 func newNamespaces(cfg *Config) namespaces {
 	return namespaces{cfg.Informers.Core().V1().Namespaces().Lister(), cfg.Kube}
 }

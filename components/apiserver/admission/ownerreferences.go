@@ -26,6 +26,8 @@ type ownerReferences struct {
 	kinds      func(schema.GroupVersionKind) (resource string, namespaced bool)
 }
 
+// newOwnerReferences creates the plugin OwnerReferencesPermissionEnforcement. It returns an error if cfg has no
+// authorizer or no kinds.
 func newOwnerReferences(cfg *Config) (admission.Interface, error) {
 	if cfg.Authorizer == nil || cfg.Kinds == nil {
 		return nil, errors.New("it needs an authorizer and the kinds that are served")
@@ -79,6 +81,7 @@ func (p *ownerReferences) Validate(ctx context.Context, a admission.Attributes, 
 	return nil
 }
 
+// ownersOf returns the owner references of obj, or nil if it has no metadata.
 func ownersOf(obj runtime.Object) []metav1.OwnerReference {
 	if m, ok := obj.(metav1.Object); ok {
 		return m.GetOwnerReferences()

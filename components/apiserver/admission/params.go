@@ -37,6 +37,8 @@ type PolicyParams struct {
 // Handles reports whether op is a create or an update.
 func (PolicyParams) Handles(op admission.Operation) bool { return onCreateUpdate.Handles(op) }
 
+// paramKindOf returns the kind of the parameters of an admission policy, or nil if it has none or obj is not a
+// policy.
 func paramKindOf(obj runtime.Object) *admissionv1.ParamKind {
 	switch p := obj.(type) {
 	case *admissionv1.ValidatingAdmissionPolicy:
@@ -171,6 +173,7 @@ func (p PolicyParams) paramKind(ctx context.Context, binding runtime.Object, pol
 	return found.Spec.ParamKind, nil
 }
 
+// isSuperuser reports whether the user is in the group system:masters. It returns false for nil.
 func isSuperuser(u user.Info) bool {
 	if u == nil {
 		return false

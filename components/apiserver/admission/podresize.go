@@ -34,6 +34,7 @@ func withCause(cause metav1.CauseType, err error) error {
 // https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
 type podResize struct{ byNode }
 
+// newPodResize creates the plugin podResize. It never fails.
 func newPodResize(cfg *Config) (admission.Interface, error) {
 	return podResize{newByNode(cfg)}, nil
 }

@@ -28,6 +28,8 @@ type podSecurity struct {
 	subjects map[schema.GroupResource]bool
 }
 
+// newPodSecurity creates the plugin PodSecurity from its configuration file. Without a file, namespaces without
+// labels are not restricted. It returns an error if the file is invalid.
 func newPodSecurity(cfg *Config) (admission.Interface, error) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	if err != nil {
@@ -106,14 +108,19 @@ func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ ad
 // podAttributes adapts admission.Attributes to the interface of the Pod Security library.
 type podAttributes struct{ admission.Attributes }
 
+// GetOperation implements the interface of the Pod Security library. It returns the operation in the type of the API.
 func (p podAttributes) GetOperation() admissionv1.Operation {
 	return admissionv1.Operation(p.Attributes.GetOperation())
 }
 
+// GetObject implements the interface of the Pod Security library. It returns the new object and no error.
 func (p podAttributes) GetObject() (runtime.Object, error) { return p.Attributes.GetObject(), nil }
 
+// GetOldObject implements the interface of the Pod Security library. It returns the object before the update and no
+// error.
 func (p podAttributes) GetOldObject() (runtime.Object, error) {
 	return p.Attributes.GetOldObject(), nil
 }
 
+// GetUserName implements the interface of the Pod Security library. It returns the user's name.
 func (p podAttributes) GetUserName() string { return p.GetUserInfo().GetName() }

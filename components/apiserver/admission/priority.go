@@ -26,6 +26,8 @@ type priority struct {
 	gate   *syncgate.Gate
 }
 
+// newPriority creates the plugin Priority. It returns nil, which disables the plugin, if PriorityClasses are not
+// served.
 func newPriority(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(schedulingv1.SchemeGroupVersion.WithResource("priorityclasses")) {
 		return nil, nil

@@ -84,6 +84,8 @@ type namespaceLock struct {
 	users int
 }
 
+// newResourceQuota creates the plugin ResourceQuota. It returns nil, which disables the plugin, if ResourceQuotas are
+// not served, and an error if its configuration file is invalid.
 func newResourceQuota(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(corev1.SchemeGroupVersion.WithResource("resourcequotas")) {
 		return nil, nil
@@ -190,6 +192,7 @@ func (p *resourceQuota) devices(ctx context.Context) quota.Devices {
 	}
 }
 
+// pointers returns pointers to the elements of items.
 func pointers[T any](items []T) []*T {
 	out := make([]*T, len(items))
 	for i := range items {

@@ -23,6 +23,8 @@ type runtimeClass struct {
 	kube   kubernetes.Interface
 }
 
+// newRuntimeClass creates the plugin RuntimeClass. It returns nil, which disables the plugin, if RuntimeClasses are
+// not served.
 func newRuntimeClass(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(nodev1.SchemeGroupVersion.WithResource("runtimeclasses")) {
 		return nil, nil

@@ -40,6 +40,7 @@ type serviceAccounts struct {
 	added broadcast.Broadcast
 }
 
+// newServiceAccount creates the plugin ServiceAccount. It returns an error if the informer of cfg has been stopped.
 func newServiceAccount(cfg *Config) (admission.Interface, error) {
 	inf := cfg.Informers.Core().V1().ServiceAccounts()
 	p := &serviceAccounts{operations: onCreateUpdate, lister: inf.Lister(), kube: cfg.Kube}
@@ -246,6 +247,9 @@ func (p *serviceAccounts) account(ctx context.Context, namespace, name string) (
 	}
 }
 
+// automounts reports whether a pod gets a volume with the token of its service account. The field
+// automountServiceAccountToken of the pod takes precedence over that of the account. If neither is set, the pod gets
+// one.
 func automounts(sa *corev1.ServiceAccount, pod *corev1.Pod) bool {
 	if pod.Spec.AutomountServiceAccountToken != nil {
 		return *pod.Spec.AutomountServiceAccountToken

@@ -15,6 +15,7 @@ var all = operations{admission.Create, admission.Update, admission.Delete, admis
 // name.
 type alwaysAdmit struct{ operations }
 
+// newAlwaysAdmit creates the plugin AlwaysAdmit. It never fails.
 func newAlwaysAdmit(*Config) (admission.Interface, error) { return alwaysAdmit{all}, nil }
 
 // Validate admits every request.
@@ -26,6 +27,7 @@ func (alwaysAdmit) Validate(context.Context, admission.Attributes, admission.Obj
 // exec.
 type alwaysDeny struct{ operations }
 
+// newAlwaysDeny creates the plugin AlwaysDeny. It never fails.
 func newAlwaysDeny(*Config) (admission.Interface, error) { return alwaysDeny{all}, nil }
 
 // Validate rejects every request.
@@ -37,6 +39,7 @@ func (alwaysDeny) Validate(_ context.Context, a admission.Attributes, _ admissio
 // so that pods can use private images only with valid registry credentials.
 type alwaysPullImages struct{ operations }
 
+// newAlwaysPullImages creates the plugin AlwaysPullImages. It never fails.
 func newAlwaysPullImages(*Config) (admission.Interface, error) {
 	return alwaysPullImages{onCreateUpdate}, nil
 }
@@ -68,6 +71,7 @@ func (alwaysPullImages) Admit(_ context.Context, a admission.Attributes, _ admis
 // denyExternalIPs is the plugin DenyServiceExternalIPs. It rejects new external IPs of Services.
 type denyExternalIPs struct{ operations }
 
+// newDenyExternalIPs creates the plugin DenyServiceExternalIPs. It never fails.
 func newDenyExternalIPs(*Config) (admission.Interface, error) {
 	return denyExternalIPs{onCreateUpdate}, nil
 }

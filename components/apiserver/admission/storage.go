@@ -52,6 +52,8 @@ type defaultStorageClass struct {
 	gate   *syncgate.Gate
 }
 
+// newDefaultStorageClass creates the plugin DefaultStorageClass. It returns nil, which disables the plugin, if
+// StorageClasses or claims are not served.
 func newDefaultStorageClass(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(storageClasses) || !cfg.Serves(claims) {
 		return nil, nil
@@ -92,6 +94,8 @@ func (p *defaultStorageClass) Admit(ctx context.Context, a admission.Attributes,
 // volumes and VolumeAttributesClasses from being removed while they are in use.
 type storageInUse struct{ operations }
 
+// newStorageInUse creates the plugin StorageObjectInUseProtection. It returns nil, which disables the plugin, if
+// claims are not served.
 func newStorageInUse(cfg *Config) (admission.Interface, error) {
 	// The finalizer needs a controller that removes it.
 	if !cfg.Serves(claims) {
@@ -133,6 +137,8 @@ type claimResize struct {
 	kube   kubernetes.Interface
 }
 
+// newClaimResize creates the plugin PersistentVolumeClaimResize. It returns nil, which disables the plugin, if
+// StorageClasses or claims are not served.
 func newClaimResize(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(storageClasses) || !cfg.Serves(claims) {
 		return nil, nil
@@ -200,6 +206,8 @@ type defaultIngressClass struct {
 	gate   *syncgate.Gate
 }
 
+// newDefaultIngressClass creates the plugin DefaultIngressClass. It returns nil, which disables the plugin, if
+// IngressClasses are not served.
 func newDefaultIngressClass(cfg *Config) (admission.Interface, error) {
 	if !cfg.Serves(networkingv1.SchemeGroupVersion.WithResource("ingressclasses")) {
 		return nil, nil

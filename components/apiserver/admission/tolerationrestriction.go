@@ -38,6 +38,8 @@ type tolerationLists struct {
 	Whitelist       []corev1.Toleration `json:"whitelist,omitempty"`
 }
 
+// newTolerationRestriction creates the plugin PodTolerationRestriction. It returns an error if its configuration file
+// is invalid; the file may be missing.
 func newTolerationRestriction(cfg *Config) (admission.Interface, error) {
 	p := &tolerationRestriction{operations: onCreateUpdate, namespaces: newNamespaces(cfg)}
 	if data := cfg.Files["PodTolerationRestriction"]; len(data) > 0 {

@@ -20,6 +20,8 @@ type defaultTolerations struct {
 	seconds TolerationSeconds
 }
 
+// newDefaultTolerations creates the plugin DefaultTolerationSeconds, with 300 seconds unless cfg sets other values.
+// It never fails.
 func newDefaultTolerations(cfg *Config) (admission.Interface, error) {
 	if cfg.TolerationSeconds != nil {
 		return defaultTolerations{onCreateUpdate, *cfg.TolerationSeconds}, nil
@@ -58,6 +60,7 @@ func (p defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ a
 // no pods are scheduled on them until they are ready.
 type taintNodes struct{ operations }
 
+// newTaintNodes creates the plugin TaintNodesByCondition. It never fails.
 func newTaintNodes(*Config) (admission.Interface, error) { return taintNodes{onCreate}, nil }
 
 // Admit adds the taint not-ready to a new node, unless it has the taint.
@@ -80,6 +83,7 @@ func (taintNodes) Admit(_ context.Context, a admission.Attributes, _ admission.O
 // that request an extended resource, so that they run on nodes with a taint of the resource's name.
 type extendedResourceToleration struct{ operations }
 
+// newExtendedResourceToleration creates the plugin ExtendedResourceToleration. It never fails.
 func newExtendedResourceToleration(*Config) (admission.Interface, error) {
 	return extendedResourceToleration{onCreateUpdate}, nil
 }

@@ -20,6 +20,7 @@ type podTopologyLabels struct {
 	kube  kubernetes.Interface
 }
 
+// newPodTopologyLabels creates the plugin PodTopologyLabels. It never fails.
 func newPodTopologyLabels(cfg *Config) (admission.Interface, error) {
 	return &podTopologyLabels{operations: onCreate, nodes: cfg.Informers.Core().V1().Nodes().Lister(), kube: cfg.Kube}, nil
 }

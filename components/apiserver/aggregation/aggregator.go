@@ -341,6 +341,7 @@ func (a *Aggregator) publish() {
 	a.current.Store(s)
 }
 
+// groupVersion returns the API group and version that an APIService is for.
 func groupVersion(s *apiregistrationv1.APIService) schema.GroupVersion {
 	return schema.GroupVersion{Group: s.Spec.Group, Version: s.Spec.Version}
 }

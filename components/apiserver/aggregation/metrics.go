@@ -15,6 +15,7 @@ func (a *Aggregator) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{availability{a}, a.unavailableTotal, a.certificateMetrics.names, a.certificateMetrics.signatures}
 }
 
+// newUnavailableTotal creates the metric that counts how often APIServices became unavailable, by name and reason.
 func newUnavailableTotal() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "aggregator_unavailable_apiservice_total",
@@ -26,6 +27,8 @@ func newUnavailableTotal() *prometheus.CounterVec {
 // or is signed with SHA-1.
 type certificateMetrics struct{ names, signatures *metrics.Counter }
 
+// newCertificateMetrics creates the counters of requests to aggregated API servers whose serving certificate has no
+// SAN or a SHA-1 signature.
 func newCertificateMetrics() *certificateMetrics {
 	counter := func(name, help string) *metrics.Counter {
 		return metrics.NewCounter(&metrics.CounterOpts{

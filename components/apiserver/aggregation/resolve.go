@@ -22,6 +22,7 @@ type directory struct {
 	services, slices *registry.Resource
 }
 
+// newDirectory returns the directory of the Services and EndpointSlices in reg. A resource that is not served is nil.
 func newDirectory(reg *registry.Registry) *directory {
 	return &directory{
 		services: reg.Lookup(schema.GroupVersionResource{Version: "v1", Resource: "services"}),
@@ -76,6 +77,7 @@ func (d *directory) slicesOf(ctx context.Context, namespace, name string) ([]*di
 	return out, nil
 }
 
+// portOf returns the port of a Service with the number port. It returns false if there is none.
 func portOf(svc *corev1.Service, port int32) (*corev1.ServicePort, bool) {
 	for i := range svc.Spec.Ports {
 		if svc.Spec.Ports[i].Port == port {
@@ -157,6 +159,7 @@ func pickEndpoint(all []*discoveryv1.EndpointSlice, port string, family discover
 	return preferred[rand.IntN(len(preferred))]
 }
 
+// isReady reports whether an endpoint is ready. An unset condition means that it is.
 func isReady(ep *discoveryv1.Endpoint) bool {
 	return ep.Conditions.Ready == nil || *ep.Conditions.Ready
 }

@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
+// event is an audit event: a stage of a request.
 type event = auditapi.Event
 
 // Auditor writes an audit event for each stage of a request that the audit policy selects. It is
@@ -34,6 +35,7 @@ type Auditor struct {
 	logFile io.Closer
 }
 
+// newAuditor returns an Auditor that writes the events that policy selects to backend.
 func newAuditor(policy audit.PolicyRuleEvaluator, backend audit.Backend) *Auditor {
 	return &Auditor{policy: policy, backend: backend, ready: make(chan struct{})}
 }

@@ -55,6 +55,8 @@ type requestRecord struct {
 	mediaType string
 }
 
+// newRequestRecord returns the ResponseWriter for a request with the given info and context ctx. It passes the
+// response on to w, and records it in ac as far as the audit policy (rules) requires.
 func newRequestRecord(w http.ResponseWriter, ac *audit.AuditContext, rules audit.RequestAuditConfig, info *apirequest.RequestInfo, ctx context.Context) *requestRecord {
 	return &requestRecord{ResponseWriter: w, ctx: ctx, ac: ac, rules: rules, info: info}
 }
@@ -98,6 +100,8 @@ func (t *requestRecord) captureBodies(req *http.Request) *http.Request {
 	return req.WithContext(context.WithValue(req.Context(), requestRecordKey{}, t))
 }
 
+// mediaType returns the media type in the Content-Type of a header without parameters, or JSON if it is missing or
+// invalid.
 func mediaType(h http.Header) string {
 	media, _, err := mime.ParseMediaType(h.Get("Content-Type"))
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/audit"
 )
 
+// requestRecordKey is the key of the context value with the request's *requestRecord.
 type requestRecordKey struct{}
 
 // Requested adds the decoded and defaulted object of a request, which is of version gv, to the audit event of the

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
+// gvr returns the group, version and resource that the request names.
 func (t *requestRecord) gvr() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: t.info.APIGroup, Version: t.info.APIVersion, Resource: t.info.Resource}
 }
@@ -37,7 +38,7 @@ func (p jsonSerializer) DecoderToVersion(runtime.Decoder, runtime.GroupVersioner
 	return p
 }
 
-// Encode implements runtime.Encoder. It writes obj as JSON.
+// Encode implements runtime.Encoder. It writes obj as JSON; a custom resource is written without conversion.
 func (jsonSerializer) Encode(obj runtime.Object, w io.Writer) error {
 	var v any = obj
 	if u, ok := obj.(*unstructured.Unstructured); ok {

@@ -218,6 +218,7 @@ func (a *Authenticator) CABundles() (client, frontProxy []byte) {
 // supports a single receiver.
 func (a *Authenticator) Changed() <-chan struct{} { return a.changed }
 
+// notifyChanged sends to the channel of Changed. It does not block; one value stands for several changes.
 func (a *Authenticator) notifyChanged() {
 	select {
 	case a.changed <- struct{}{}:

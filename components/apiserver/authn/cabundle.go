@@ -62,6 +62,8 @@ func (b *CABundle) reload() error {
 	return nil
 }
 
+// parsePool returns a pool of the certificates in PEM data and their number, which may be 0. It skips other PEM
+// blocks. It returns an error for an invalid certificate.
 func parsePool(data []byte) (*x509.CertPool, int, error) {
 	pool, n := x509.NewCertPool(), 0
 	for {

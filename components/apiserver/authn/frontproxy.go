@@ -67,6 +67,8 @@ func shareCertificate(a, b []byte) bool {
 	return slices.ContainsFunc(one, func(c *x509.Certificate) bool { return slices.ContainsFunc(other, c.Equal) })
 }
 
+// newFrontProxy returns the authenticator for requests of a front proxy, with the default headers for those that cfg
+// does not set.
 func newFrontProxy(cfg FrontProxy) (*frontProxy, error) {
 	cfg = cfg.Defaulted()
 	headers, err := headerrequest.New(cfg.UsernameHeaders, cfg.UIDHeaders, cfg.GroupHeaders, cfg.ExtraHeaderPrefixes)

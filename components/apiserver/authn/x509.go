@@ -46,6 +46,7 @@ type verification struct {
 // failureTTL is how long the failure to verify a certificate is cached.
 const failureTTL = time.Minute
 
+// newVerifier returns a verifier of client certificates that are signed by a CA in bundle.
 func newVerifier(bundle *CABundle) *verifier { return &verifier{bundle: bundle, now: time.Now} }
 
 // verify returns the result of verifying the client certificate of a TLS connection, from the cache if the CA bundle
@@ -164,6 +165,7 @@ func uidOf(cert *x509.Certificate) (string, error) {
 	return uid, nil
 }
 
+// colonHex returns data as hexadecimal bytes with colons between them, e.g. "0A:FF".
 func colonHex(data []byte) string {
 	parts := make([]string, len(data))
 	for i, b := range data {

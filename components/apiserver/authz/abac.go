@@ -29,6 +29,9 @@ type abacPolicy struct {
 	Spec            abacSpec `json:"spec"`
 }
 
+// abacSpec is the user or group that one line of a policy file applies to, and the resource or path that it grants
+// access to. Readonly grants only get, list and watch. NonResourcePath is for paths outside of the API, and may end
+// with "*".
 type abacSpec struct {
 	User            string `json:"user,omitempty"`
 	Group           string `json:"group,omitempty"`
@@ -50,7 +53,9 @@ type legacyPolicy struct {
 	Namespace       string `json:"namespace,omitempty"`
 }
 
-// convert returns the policy in the current format.
+// convert returns the policy in the current format: an empty namespace or resource becomes "*", and so does the group
+// if user and group are empty. Without namespace and resource, the policy also applies to all paths outside of the
+// API.
 func (f legacyPolicy) convert() abacPolicy {
 	spec := abacSpec{User: f.User, Group: f.Group, Readonly: f.Readonly, APIGroup: "*", Resource: f.Resource, Namespace: f.Namespace}
 	if f.User == "" && f.Group == "" {
@@ -83,6 +88,8 @@ func loadABAC(path string) (abac, error) {
 	return parseABAC(data)
 }
 
+// parseABAC parses a policy file with one JSON object per line. It ignores empty lines and lines that begin with #.
+// It returns an error, with the line number, for an invalid line.
 func parseABAC(data []byte) (abac, error) {
 	var out abac
 	lines := bufio.NewScanner(bytes.NewReader(data))
@@ -104,6 +111,8 @@ func parseABAC(data []byte) (abac, error) {
 	return out, nil
 }
 
+// parsePolicy parses one line of a policy file, in the format with or without apiVersion and kind. Unknown fields are
+// an error. The user or group "*" becomes the group system:authenticated.
 func parsePolicy(line []byte) (abacPolicy, error) {
 	var of metav1.TypeMeta
 	if err := json.UnmarshalCaseSensitivePreserveInts(line, &of); err != nil {

@@ -13,6 +13,7 @@ type ref struct {
 	namespace, name string
 }
 
+// refKind is the kind of an object that a pod refers to.
 type refKind uint8
 
 const (

@@ -178,8 +178,6 @@ type Server struct {
 	ready               chan struct{}
 }
 
-// Parts of the server that need a client of the same server. New passes an empty wrapper to the server when it creates
-// the server, and sets the wrapped part before the server runs.
 type (
 	// lateAuthenticator and the other wrappers stand for parts of the server that need a client of the same server.
 	// New passes an empty wrapper to the server when it creates the server, and sets the wrapped part before the

@@ -55,6 +55,8 @@ type kubelets struct {
 	podTransport http.RoundTripper
 }
 
+// newKubelets returns the connections to the kubelets of the nodes in reg. It returns an error if a file of cfg
+// cannot be read. Without a CA file, the certificates of kubelets are not verified.
 func newKubelets(reg *registry.Registry, cfg KubeletConfig) (*kubelets, error) {
 	k := &kubelets{registry: reg, types: cfg.AddressTypes}
 	if len(k.types) == 0 {
@@ -214,6 +216,7 @@ func container(wanted string, pod *corev1.Pod) (string, error) {
 	return "", badRequest("%s", msg)
 }
 
+// containerNames returns the names of all containers of a pod: normal, init and ephemeral ones, in this order.
 func containerNames(pod *corev1.Pod) []string {
 	var names []string
 	for _, c := range pod.Spec.Containers {

@@ -16,6 +16,7 @@ import (
 )
 
 type (
+	// crd and condition are short names of the API types for definitions of custom resources and their conditions.
 	crd       = apiextensionsv1.CustomResourceDefinition
 	condition = apiextensionsv1.CustomResourceDefinitionCondition
 )

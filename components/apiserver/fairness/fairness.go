@@ -193,10 +193,14 @@ func withQueueTimeout(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, min(patience, time.Minute))
 }
 
+// classified stores the FlowSchema and the priority level that the request was assigned to. The flow control library
+// calls it.
 func (t *ticket) classified(s *flowcontrolv1.FlowSchema, p *flowcontrolv1.PriorityLevelConfiguration, _ string) {
 	t.schema, t.level = s, p
 }
 
+// work returns how many seats the request occupies and for how long, and counts them. The flow control library calls
+// it after classified.
 func (t *ticket) work() flowrequest.WorkEstimate {
 	e := t.estimate(t.req, t.schema.Name, t.level.Name)
 	flowmetrics.ObserveWorkEstimatedSeats(t.level.Name, t.schema.Name, e.MaxSeats())
@@ -219,6 +223,7 @@ var (
 	headerSchema = http.CanonicalHeaderKey(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID)
 )
 
+// serve calls the handler of the request, with the response headers of flow control.
 func (t *ticket) serve() {
 	t.served = true
 	t.header()

@@ -28,6 +28,7 @@ func (s validInformers) Flowcontrol() flowcontrol.Interface {
 	return validGroup{s.SharedInformerFactory.Flowcontrol(), s.log}
 }
 
+// validGroup returns informers of the group flowcontrol.apiserver.k8s.io that hide invalid priority levels.
 type validGroup struct {
 	flowcontrol.Interface
 	log *slog.Logger
@@ -36,6 +37,7 @@ type validGroup struct {
 // V1 implements flowcontrol.Interface. Its informers hide invalid priority levels.
 func (s validGroup) V1() informersv1.Interface { return validVersion{s.Interface.V1(), s.log} }
 
+// validVersion returns informers of flowcontrol.apiserver.k8s.io/v1 that hide invalid priority levels.
 type validVersion struct {
 	informersv1.Interface
 	log *slog.Logger
@@ -47,6 +49,8 @@ func (s validVersion) PriorityLevelConfigurations() informersv1.TypedPriorityLev
 	return validInformer{s.Interface.PriorityLevelConfigurations(), s.log}
 }
 
+// validInformer is an informer of PriorityLevelConfigurations whose lister hides invalid ones. Its event handlers get
+// all of them.
 type validInformer struct {
 	informersv1.TypedPriorityLevelConfigurationInformer
 	log *slog.Logger
@@ -58,6 +62,8 @@ func (s validInformer) Lister() listersv1.PriorityLevelConfigurationLister {
 	return &validLister{PriorityLevelConfigurationLister: s.TypedPriorityLevelConfigurationInformer.Lister(), log: s.log, logged: map[types.UID]string{}}
 }
 
+// validLister lists PriorityLevelConfigurations without the invalid ones, which it logs. It is safe for concurrent
+// use.
 type validLister struct {
 	listersv1.PriorityLevelConfigurationLister
 	log *slog.Logger

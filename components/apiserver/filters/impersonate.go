@@ -117,6 +117,7 @@ func nameOnly(u *user.DefaultInfo) bool {
 	return u.UID == "" && len(u.Groups) == 0 && len(u.Extra) == 0
 }
 
+// isServiceAccount reports whether name is the user name of a service account, system:serviceaccount:NAMESPACE:NAME.
 func isServiceAccount(name string) bool {
 	_, _, err := serviceaccount.SplitUsername(name)
 	return err == nil

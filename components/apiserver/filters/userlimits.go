@@ -82,6 +82,7 @@ func (s *userLimits) removeIfEmpty(name string, u *userUsage) {
 // many pending bodies. Clients get the response 429 instead.
 type tooManyBodies struct{}
 
+// Error returns the reason why the request is rejected.
 func (tooManyBodies) Error() string { return "too many bodies are waited for" }
 
 // readAhead reads the body of a write request before the request waits for API Priority and Fairness seats, so that

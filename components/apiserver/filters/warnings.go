@@ -26,6 +26,8 @@ type warnings struct {
 	cutting bool
 }
 
+// addedWarning is a warning that was added to the response: its text, and the agent that has issued it, which may be
+// empty.
 type addedWarning struct{ agent, text string }
 
 // AddWarning adds a warning to the response header, unless text is empty or was added before. It has no effect after
@@ -58,7 +60,8 @@ func (r *warnings) AddWarning(agent, text string) {
 	}
 }
 
-// write adds one warning to the header, truncated if truncation has started. The caller holds mu.
+// write adds one warning to the header, truncated if truncation has started. A text that is not a valid header value
+// is omitted. The caller holds mu.
 func (r *warnings) write(agent, text string) {
 	n := utf8.RuneCountInString(text)
 	if r.cutting && n > truncatedWarningRunes {

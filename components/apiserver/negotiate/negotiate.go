@@ -241,6 +241,8 @@ func Body(req *http.Request, protobuf bool) (Media, error) {
 	return 0, unsupported(supported(Endpoint{Protobuf: protobuf}))
 }
 
+// supported returns the media types that an endpoint supports, for errors. Those of watches have the parameter
+// stream=watch.
 func supported(e Endpoint) []string {
 	out := []string{TypeJSON}
 	if !e.Watch {

@@ -58,7 +58,7 @@ type Handler struct {
 	generation uint64
 }
 
-// document is a built document in one format.
+// document is an encoded OpenAPI document in one format, with its ETag and the time at which it was built.
 type document struct {
 	data []byte
 	etag string

@@ -79,6 +79,9 @@ func unmarshal(m protoMessage, raw []byte, trim bool) error {
 // maxScratch is the maximum capacity, in bytes, of buffers that unmarshal returns to the pool.
 const maxScratch = 64 << 10
 
+// decode returns the object that was stored as data, protobuf or JSON, with type meta and, unless it is 0, the
+// resource version revision. With trim it has no managed fields. It returns an error if data is malformed or of
+// another kind.
 func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, error) {
 	obj := c.resource.New()
 	current := false

@@ -107,6 +107,7 @@ func (c customCodec) Decode(data []byte, revision int64) (runtime.Object, error)
 	return obj, nil
 }
 
+// decodeCustom decodes the JSON of a custom resource. It returns an error if it is malformed or null.
 func decodeCustom(data []byte) (*unstructured.Unstructured, error) {
 	obj := &unstructured.Unstructured{}
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &obj.Object); err != nil {
@@ -118,6 +119,7 @@ func decodeCustom(data []byte) (*unstructured.Unstructured, error) {
 	return obj, nil
 }
 
+// encodeCustom returns the JSON of a custom resource with its kind and apiVersion at the beginning.
 func encodeCustom(obj runtime.Object) ([]byte, error) {
 	gvk := obj.GetObjectKind().GroupVersionKind()
 	data, err := marshalCustom(obj)

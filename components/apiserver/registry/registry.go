@@ -410,6 +410,7 @@ func (r *Resource) SameBytes(obj api.Object, e *store.Entry) bool {
 	return err == nil && bytes.Equal(data, e.Bytes())
 }
 
+// encode returns the bytes that are stored in etcd for obj.
 func (r *Resource) encode(obj api.Object) ([]byte, error) {
 	if r.Custom != nil {
 		return encodeCustom(obj)

@@ -10,6 +10,7 @@ import (
 // request.
 const undoTimeout = 5 * time.Second
 
+// undoKey is the key of the context value in which Undoable collects the functions of OnFailure.
 type undoKey struct{}
 
 // Undoable returns a context in which admission plugins can register, with OnFailure, functions that revert their

@@ -53,7 +53,7 @@ type changed struct {
 	created bool
 }
 
-// changer handles updates and patches of one object.
+// changer handles updates (PUT) and patches (PATCH) of one object, for the request in call.
 type changer struct{ *call }
 
 // change executes an update based on the cached object, or on the newest version on a dry run. After a conflict it
@@ -123,6 +123,7 @@ func (c *call) newest(key string) (*store.Entry, error) {
 	return e, nil
 }
 
+// revisionOf returns the etcd revision of an entry, or 0 for nil.
 func revisionOf(e *store.Entry) int64 {
 	if e == nil {
 		return 0

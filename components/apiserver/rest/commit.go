@@ -172,6 +172,7 @@ func onlyTimesChanged(now, before []metav1.ManagedFieldsEntry) bool {
 // repeated, and allocated values must not be released.
 type maybeWrittenError struct{ error }
 
+// Unwrap returns the error of the store, for errors.Is and errors.As.
 func (e maybeWrittenError) Unwrap() error { return e.error }
 
 // markUncertain wraps the error of a commit in maybeWrittenError, except for conflicts, which

@@ -29,6 +29,7 @@ type cpuSlots struct {
 	order  []string
 }
 
+// newCPUSlots returns cpuSlots with the number of free slots that may be used at the same time.
 func newCPUSlots(slots int) *cpuSlots {
 	return &cpuSlots{free: slots, queues: map[string][]chan struct{}{}}
 }

@@ -36,7 +36,7 @@ type readBody struct {
 	err  error
 }
 
-// bodyDecoder reads and decodes the body of a request.
+// bodyDecoder reads, decompresses and decodes the body of the request in call.
 type bodyDecoder struct{ *call }
 
 // readBody returns the request body, or an error 413 if it exceeds the size limit. It reads the

@@ -26,7 +26,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// deleter handles deletions of objects and of collections.
+// deleter handles deletions of single objects and of collections, for the request in call.
 type deleter struct{ *call }
 
 // deleteOptions parses and validates the delete options from the body, or from the query if there is no body. It

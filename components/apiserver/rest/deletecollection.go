@@ -18,7 +18,9 @@ import (
 )
 
 // deleteCollection handles a DELETE of all objects that the request's selectors match, or of one page of them if the
-// request has a limit, and responds with the list of them.
+// request has a limit, and responds with the list of them. It rejects the option
+// ignoreStoreReadErrorWithClusterBreakingPotential. A request that accepts only the metadata of single objects gets
+// an error after the deletion.
 func (c deleter) deleteCollection() error {
 	format, err := c.format()
 	if err != nil {

@@ -249,7 +249,7 @@ func (c lister) fillJSON(items []item, entries []*store.Entry, metadata bool) (s
 // free.
 type items struct{ items []item }
 
-// item is the encoded form of one item of a list.
+// item is the encoded form, JSON or protobuf, of one item of a list.
 type item struct {
 	data     []byte
 	revision int64 // only for protobuf

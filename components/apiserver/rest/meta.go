@@ -177,9 +177,11 @@ func uniqueOwners(ctx context.Context, obj metav1.Object, afterAdmission bool) {
 	warning.AddWarning(ctx, "", fmt.Sprintf(format, strings.Join(twice, ", ")))
 }
 
+// sameOwner reports whether two owner references are equal in all fields.
 func sameOwner(a, b metav1.OwnerReference) bool {
 	return a.UID == b.UID && a.Name == b.Name && a.Kind == b.Kind && a.APIVersion == b.APIVersion &&
 		sameBool(a.Controller, b.Controller) && sameBool(a.BlockOwnerDeletion, b.BlockOwnerDeletion)
 }
 
+// sameBool reports whether two optional booleans are both unset or have the same value.
 func sameBool(a, b *bool) bool { return (a == nil) == (b == nil) && (a == nil || *a == *b) }

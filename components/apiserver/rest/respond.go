@@ -221,6 +221,8 @@ func metaKinds(kind string) map[string]*wire.Kind {
 	return out
 }
 
+// partialKind returns the encoder of PartialObjectMetadata in a version of meta.k8s.io, or nil for an unknown
+// version.
 func partialKind(version string) *wire.Kind { return partialKinds[version] }
 
 // SendObject sends any API object in the negotiated format. If obj has no kind, the response

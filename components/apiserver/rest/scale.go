@@ -336,6 +336,7 @@ func (c scaler) confirmScale(ctx context.Context, r review, obj, current api.Obj
 	return c.admitter().runValidating(ctx, r)
 }
 
+// validateScale returns an Invalid error if the number of replicas is negative.
 func validateScale(s *autoscalingv1.Scale) error {
 	var errs field.ErrorList
 	if s.Spec.Replicas < 0 {

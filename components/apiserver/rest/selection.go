@@ -142,6 +142,7 @@ func directFields(res *registry.Resource, rs fields.Requirements) ([]directField
 	return out, true
 }
 
+// without returns a copy of the requirements rs without those that field equals value.
 func without(rs fields.Requirements, field, value string) fields.Requirements {
 	return slices.DeleteFunc(slices.Clone(rs), func(r fields.Requirement) bool {
 		return r.Field == field && r.Value == value && r.Operator != selection.NotEquals

@@ -67,6 +67,9 @@ func (k *Kind) AppendJSONListHeadNext(dst []byte, revision int64, next string, r
 	return k.appendListHead(dst, revision, next, remaining, true)
 }
 
+// appendListHead appends the JSON of a list up to its first item: kind, apiVersion and metadata. It omits the
+// continue token next if it is empty, unless always is set, and the number of remaining items if it is negative. With
+// revision 0, the metadata is empty.
 func (k *Kind) appendListHead(dst []byte, revision int64, next string, remaining int64, always bool) []byte {
 	dst = append(dst, k.json...)
 	if revision == 0 { // computed objects have no list metadata

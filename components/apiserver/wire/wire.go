@@ -64,12 +64,14 @@ func NewKind(gvk schema.GroupVersionKind) *Kind {
 // APIVersion returns the group and version in one string, e.g. "apps/v1".
 func (k *Kind) APIVersion() string { return k.apiVersion }
 
+// appendString appends a protobuf field with the tag and the string s.
 func appendString(dst []byte, tag byte, s string) []byte {
 	dst = append(dst, tag)
 	dst = binary.AppendUvarint(dst, uint64(len(s)))
 	return append(dst, s...)
 }
 
+// uvarintLen returns the number of bytes of n as a protobuf varint.
 func uvarintLen(n int) int {
 	size := 1
 	for ; n >= 0x80; n >>= 7 {

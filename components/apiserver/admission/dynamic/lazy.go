@@ -54,6 +54,7 @@ func (l *lazy) get(ctx context.Context, a admission.Attributes) (admission.Inter
 	return l.plugin, nil
 }
 
+// mutating is a lazy plugin that changes objects.
 type mutating struct{ *lazy }
 
 // Admit calls the mutating plugin, which is created at the first call. It does nothing if no object configures the
@@ -66,6 +67,7 @@ func (m mutating) Admit(ctx context.Context, a admission.Attributes, o admission
 	return p.(admission.MutationInterface).Admit(ctx, a, o)
 }
 
+// validating is a lazy plugin that accepts or rejects requests.
 type validating struct{ *lazy }
 
 // Validate calls the validating plugin, which is created at the first call. It does nothing if no object configures

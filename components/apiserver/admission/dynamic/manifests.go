@@ -38,6 +38,8 @@ type manifests struct {
 	decoder runtime.Decoder
 }
 
+// newManifests returns a manifests that reads the plugins' configurations with file and finds resources with find.
+// Unknown fields in manifests are errors.
 func newManifests(file func(plugin string) io.Reader, find func(plural string) *api.Resource) (*manifests, error) {
 	scheme := runtime.NewScheme()
 	if err := admissionv1.AddToScheme(scheme); err != nil {

@@ -35,6 +35,7 @@ func (s *schemas) Discovery() discovery.DiscoveryInterfaces {
 	return schemaDiscovery{s.Interface.Discovery(), s.client}
 }
 
+// schemaDiscovery is the part of the discovery client that policies use for the OpenAPI schemas of kinds.
 type schemaDiscovery struct {
 	discovery.DiscoveryInterfaces
 	client *prefetched

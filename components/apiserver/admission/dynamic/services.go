@@ -20,6 +20,7 @@ type services struct {
 	gate   *syncgate.Gate
 }
 
+// newServices returns a services that reads informers of f, which the caller starts afterwards.
 func newServices(f informers.SharedInformerFactory) *services {
 	svc, slices := f.Core().V1().Services(), f.Discovery().V1().EndpointSlices()
 	s := &services{lister: svc.Lister(), gate: syncgate.NewGate(svc.Informer().HasSyncedChecker(), slices.Informer().HasSyncedChecker())}

@@ -21,6 +21,7 @@ import (
 // of the built-in kinds in reg. The result is safe for concurrent use.
 func New(reg *registry.Registry) admission.ObjectInterfaces { return objects{reg} }
 
+// objects is the implementation that New returns.
 type objects struct{ registry *registry.Registry }
 
 // GetObjectCreater returns client-go's scheme, which creates objects of all built-in kinds.
