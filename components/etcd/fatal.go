@@ -21,6 +21,7 @@ type fatal struct {
 	cause   error
 }
 
+// Error returns the last log message of etcd, and the error in it if there is one.
 func (f *fatal) Error() string {
 	if f.cause == nil {
 		return f.message
@@ -28,6 +29,7 @@ func (f *fatal) Error() string {
 	return fmt.Sprintf("%s: %v", f.message, f.cause)
 }
 
+// Unwrap returns the error in the log message, or nil, for errors.Is.
 func (f *fatal) Unwrap() error { return f.cause }
 
 // startMember calls embed.StartEtcd and converts a termination of the process into an error. etcd terminates the

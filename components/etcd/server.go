@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Server is one etcd member, which runs in this process.
+// Server runs one etcd member in this process. Run may be called once; the other methods are safe for concurrent use.
 type Server struct {
 	cfg          *embed.Config
 	log          *slog.Logger

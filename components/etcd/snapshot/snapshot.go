@@ -215,6 +215,7 @@ func checkIdle(dir string) error {
 	return nil
 }
 
+// syncDir writes the entries of a directory to disk, so that renamed files in it survive a power failure.
 func syncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
