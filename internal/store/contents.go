@@ -24,6 +24,7 @@ type indexed struct {
 // entryLess compares two entries by their keys, for the B-tree that contains the entries of a collection.
 func entryLess(a, b *Entry) bool { return a.key < b.key }
 
+// indexedLess compares two elements of an index, for its B-tree: by their values and then by the keys of the entries.
 func indexedLess(a, b indexed) bool {
 	if a.value != b.value {
 		return a.value.Value() < b.value.Value()

@@ -135,6 +135,7 @@ var errNoPrevious = errors.New("previous value is compacted")
 // the requested start.
 type compactedError struct{ revision int64 }
 
+// Error returns a text with the revision at which etcd was compacted.
 func (e *compactedError) Error() string { return fmt.Sprintf("compacted at %d", e.revision) }
 
 // watchPast opens an etcd watch after the revision since and returns the collection's events up to the revision end.

@@ -132,7 +132,10 @@ type ConflictError struct {
 	Err     error
 }
 
+// Error returns a text with the resource, the key and the reason.
 func (e *ConflictError) Error() string { return fmt.Sprintf("%s %q: %v", e.Resource, e.Key, e.Err) }
+
+// Unwrap returns ErrConflict, ErrExists or ErrNotFound, for errors.Is.
 func (e *ConflictError) Unwrap() error { return e.Err }
 
 // Event is a change of one key. Current is nil if the key was deleted, Previous is nil if it was
@@ -143,7 +146,7 @@ type Event struct {
 	Current, Previous *Entry
 }
 
-// WatchOptions are the options of Collection.Watch.
+// WatchOptions select the objects and the revision from which Collection.Watch reports changes.
 type WatchOptions struct {
 	// Since is the revision after which the watch starts. All events after it are delivered without
 	// gaps, or the watch fails. Zero starts at the current revision.
@@ -176,7 +179,7 @@ type Batch struct {
 	Revision int64
 }
 
-// ListOptions are the options of Collection.List.
+// ListOptions select the objects of Collection.List, and how recent its result is.
 type ListOptions struct {
 	// Prefix is the prefix of the listed keys: "" for all, "ns/" for a namespace.
 	Prefix string

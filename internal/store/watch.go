@@ -419,6 +419,7 @@ func (x *watcherIndex) fail(err error) {
 // is the requested revision, Oldest the oldest one at which a watch can start. It wraps ErrTooOld.
 type TooOldError struct{ Since, Oldest int64 }
 
+// Error returns a text with the requested and the oldest possible revision.
 func (e *TooOldError) Error() string { return fmt.Sprintf("%v: %d (%d)", ErrTooOld, e.Since, e.Oldest) }
 
 // Unwrap returns ErrTooOld, for errors.Is.
