@@ -59,6 +59,7 @@ func (l *gracefulConn) Close() error {
 // for Conn.
 func Listener(l net.Listener) net.Listener { return &listener{l} }
 
+// listener is the listener that Listener returns.
 type listener struct{ net.Listener }
 
 // Accept implements net.Listener. The connection has a Close that does not lose written data.

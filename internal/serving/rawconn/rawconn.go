@@ -54,6 +54,7 @@ func (p *MonitorWaker) tick() {
 // Listen returns a listener whose TCP connections read and write with raw system calls.
 func (p *MonitorWaker) Listen(l net.Listener) net.Listener { return listener{l, p} }
 
+// listener is the listener that MonitorWaker.Listen returns.
 type listener struct {
 	net.Listener
 	waker *MonitorWaker
