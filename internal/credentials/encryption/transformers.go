@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/base/configfile"
 )
 
-// Config configures Load.
+// Config names the EncryptionConfiguration file for Load and Validate, and says whether changes of it are applied.
 type Config struct {
 	// Path is the path of the EncryptionConfiguration file.
 	Path string

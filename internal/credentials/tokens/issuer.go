@@ -30,7 +30,7 @@ const (
 	extended          = 365 * 86_400
 )
 
-// IssuerConfig configures an Issuer.
+// IssuerConfig configures an Issuer: the issuer name, key, audiences and lifetimes of its tokens.
 type IssuerConfig struct {
 	// Issuer is the first value of --service-account-issuer.
 	Issuer string

@@ -21,7 +21,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// VerifierConfig configures a Verifier.
+// VerifierConfig configures a Verifier: the issuers, keys and audiences of the tokens that it accepts, and how it
+// reads the objects that they are bound to.
 type VerifierConfig struct {
 	// Issuers are all values of --service-account-issuer.
 	Issuers []string
