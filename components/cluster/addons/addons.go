@@ -57,9 +57,9 @@ func NewReconciler(clients *client.Clients, v manifests.Values) *Reconciler {
 	return &Reconciler{Client: &applyset.Client{Dynamic: clients.Dynamic, Mapper: mapper, FieldManager: FieldManager}, Values: v}
 }
 
-// SetOf returns the set of an add-on. Existing objects of other clients are left unchanged. An existing
-// StorageClass of the add-on is not updated, because most of its fields are immutable and the user decides
-// which class is the default.
+// SetOf returns the ApplySet of an add-on. Objects that other clients have created are left unchanged; objects that
+// hyperkube created before it used ApplySets become members. An existing StorageClass of the add-on is not updated,
+// because most of its fields are immutable and the user decides which class is the default.
 func SetOf(a manifests.Addon) applyset.Set {
 	return applyset.Set{
 		Name: "hyperkube-addon-" + a.Name, Labels: map[string]string{AddonLabel: a.Name},
@@ -76,8 +76,8 @@ type Status struct {
 	ReplacedBy string
 }
 
-// Reconcile applies an enabled add-on, or deletes the objects of a disabled one. An add-on that is replaced is
-// treated as disabled.
+// Reconcile applies an enabled add-on, or deletes the objects of a disabled one. If another client serves the API of
+// the add-on, the add-on is treated as disabled, and objects that another client has modified are kept.
 func (r *Reconciler) Reconcile(ctx context.Context, a manifests.Addon, enabled bool) (Status, error) {
 	objects, err := a.Objects(r.Values)
 	if err != nil {
@@ -101,8 +101,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, a manifests.Addon, enabled b
 	return Status{Result: result}, err
 }
 
-// adoptFormerPods makes the objects of a metrics server that an earlier version of `up` has applied members of
-// the set, so that they are pruned.
+// adoptFormerPods makes the objects of a metrics server that an earlier version of `up` has run as pods members of the
+// set, so that they are pruned. It does nothing for other add-ons, if FormerPods is not set, or if the set was already
+// applied completely.
 func (r *Reconciler) adoptFormerPods(ctx context.Context, a manifests.Addon, set applyset.Set) error {
 	if !r.FormerPods || a.Name != "metrics" {
 		return nil
@@ -119,7 +120,8 @@ func (r *Reconciler) adoptFormerPods(ctx context.Context, a manifests.Addon, set
 	return r.Client.Adopt(ctx, set, former)
 }
 
-// ReconcileAll reconciles all add-ons with the settings of the cluster.
+// ReconcileAll reconciles all add-ons with the settings of the cluster, concurrently. It returns the first error, which
+// cancels the others.
 func (r *Reconciler) ReconcileAll(ctx context.Context, s Settings) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, a := range manifests.Addons() {
@@ -135,8 +137,8 @@ func (r *Reconciler) ReconcileAll(ctx context.Context, s Settings) error {
 
 var apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 
-// ReplacedBy returns the namespace and name of the Service with which another client serves the API of an
-// add-on, or "" if there is none.
+// ReplacedBy returns the namespace and name of the Service with which another client serves the API of an add-on. It
+// returns "" if there is none, if only the add-on itself has set one, or if the add-on serves no API.
 func (r *Reconciler) ReplacedBy(ctx context.Context, a manifests.Addon) (string, error) {
 	if a.APIService == "" {
 		return "", nil
@@ -157,8 +159,8 @@ func (r *Reconciler) ReplacedBy(ctx context.Context, a manifests.Addon) (string,
 	return namespace + "/" + name, nil
 }
 
-// modifiedByOther reports whether a field manager other than FieldManager, of a client outside the control
-// plane, owns a field beside metadata and status.
+// modifiedByOther reports whether a client other than hyperkube and the control plane components owns a field of an
+// object. The fields in metadata and status, and those written through a subresource, do not count.
 func modifiedByOther(obj *unstructured.Unstructured) bool {
 	for _, m := range obj.GetManagedFields() {
 		if m.Manager == FieldManager || strings.HasPrefix(m.Manager, "kube-") || m.Subresource != "" || m.FieldsV1 == nil {
@@ -177,7 +179,8 @@ func modifiedByOther(obj *unstructured.Unstructured) bool {
 	return false
 }
 
-// Apply applies one object with server-side apply, without a set. The plural of its kind must be regular.
+// Apply applies one object with server-side apply, without an ApplySet. It takes over fields of other field managers.
+// The plural of the kind must be regular, because it is guessed from the kind.
 func Apply(ctx context.Context, client dynamic.Interface, obj *unstructured.Unstructured) error {
 	gvr, _ := meta.UnsafeGuessKindToResource(obj.GroupVersionKind())
 	var resource dynamic.ResourceInterface = client.Resource(gvr)

@@ -24,7 +24,8 @@ type Config struct {
 	Kube       kubernetes.Interface
 	// ConfigMaps delivers changes of the settings. The caller starts it.
 	ConfigMaps cache.SharedIndexInformer
-	// Enable and Saved are names of add-ons that are enabled when the manager starts, as by the function Enable.
+	// Enable are names of add-ons that are enabled when the manager starts. Saved are those that an earlier version has
+	// saved in the configuration of the cluster: they are enabled unless the settings contain them.
 	Enable, Saved []string
 	Log           *slog.Logger
 }
@@ -41,13 +42,14 @@ type Manager struct {
 	// changed receives a value when the settings may have changed.
 	changed chan struct{}
 	ready   chan struct{}
-	// lastError is the error of the last failed attempt; nil if none failed.
+	// lastError is the error of the last failed attempt; nil if none failed. A later success does not reset it.
 	lastError atomic.Pointer[string]
 	// settings are the settings at the start. They are set before ready is closed.
 	settings Settings
 }
 
-// NewManager validates cfg and registers with the informer.
+// NewManager validates cfg and adds an event handler to the informer. A Manager that is not run leaves the handler
+// there.
 func NewManager(cfg Config) (*Manager, error) {
 	if cfg.Reconciler == nil || cfg.Kube == nil || cfg.ConfigMaps == nil || cfg.Log == nil {
 		return nil, errors.New("managing add-ons requires a reconciler, a client, an informer and a logger")
@@ -75,11 +77,11 @@ func NewManager(cfg Config) (*Manager, error) {
 	return m, err
 }
 
-// Ready returns a channel that is closed when every object of the enabled add-ons exists, from this start or
-// an earlier one.
+// Ready returns a channel that is closed when every object of the add-ons that were enabled at the start exists, from
+// this start or an earlier one. An add-on whose setting changes meanwhile is not waited for.
 func (m *Manager) Ready() <-chan struct{} { return m.ready }
 
-// Describe returns the error of the last failed attempt, or "" if none failed.
+// Describe returns the error of the last failed attempt, even if a later attempt succeeded, or "" if none failed.
 func (m *Manager) Describe(context.Context) string {
 	if text := m.lastError.Load(); text != nil {
 		return *text
@@ -94,13 +96,14 @@ func (m *Manager) WasEnabled(name string) bool {
 	return err == nil && m.settings.Enabled(a)
 }
 
-// job is the reconciliation of one add-on with a setting. It ends when it has succeeded.
+// job is the goroutine that reconciles one add-on with a setting. It retries until it succeeds or is stopped.
 type job struct {
 	*lifecycle.Task
 	enabled bool
 }
 
-// Run reconciles all add-ons, and again those whose setting changes, until ctx is done.
+// Run reconciles all add-ons, and again those whose setting changes or that are enabled again, until ctx is done. It
+// always returns nil.
 func (m *Manager) Run(ctx context.Context) error {
 	jobs := map[string]*job{}
 	var missing, waiting sync.WaitGroup
@@ -149,12 +152,13 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// repeated reports whether an add-on is reconciled although its setting has not changed: `addon enable` of an
-// enabled add-on restores objects that were deleted.
+// repeated reports whether an add-on is reconciled after every change of the settings, even if its own setting has not
+// changed. This is so for add-ons that a user has enabled, because `addon enable` of such an add-on restores objects
+// that were deleted.
 func repeated(s Settings, a manifests.Addon) bool { return s[a.Name] == settingEnabled }
 
-// firstSettings enables the add-ons of the configuration and returns the settings. It retries until it succeeds or
-// ctx is done.
+// firstSettings enables the add-ons of the configuration in the settings and returns the settings. It retries until it
+// succeeds or ctx is done.
 func (m *Manager) firstSettings(ctx context.Context) (Settings, error) {
 	retry := backoff.Backoff{First: m.firstRetry, Max: m.maxRetry}
 	for {
@@ -162,14 +166,14 @@ func (m *Manager) firstSettings(ctx context.Context) (Settings, error) {
 		if err == nil {
 			return s, nil
 		}
-		m.failed("reading the settings of add-ons failed; no add-on is applied, retrying with back-off", err)
+		m.failed("reading or writing the settings of add-ons failed; no add-on is applied, retrying with back-off", err)
 		if !retry.Pause(ctx) {
 			return nil, ctx.Err()
 		}
 	}
 }
 
-// observed returns the settings in the informer.
+// observed returns the settings in the informer, or nil if their ConfigMap does not exist.
 func (m *Manager) observed() Settings {
 	obj, exists, err := m.cfg.ConfigMaps.GetStore().GetByKey(metav1.NamespaceSystem + "/" + SettingsName)
 	if cm, ok := obj.(*corev1.ConfigMap); ok && exists && err == nil {
@@ -178,14 +182,15 @@ func (m *Manager) observed() Settings {
 	return nil
 }
 
-// failed records and logs an error.
+// failed logs a warning with an error and args, and stores the error for Describe.
 func (m *Manager) failed(message string, err error, args ...any) {
 	text := err.Error()
 	m.lastError.Store(&text)
 	m.cfg.Log.Warn(message, append(args, "err", err)...)
 }
 
-// start starts a job. It calls exists when all objects of the add-on exist, or when the job ends.
+// start starts reconciling an add-on. It calls exists when all objects of the add-on exist, or when the job succeeds or
+// is stopped.
 func (m *Manager) start(ctx context.Context, a manifests.Addon, enabled bool, exists func()) *job {
 	return &job{enabled: enabled, Task: lifecycle.StartTask(ctx, func(ctx context.Context) {
 		exists := sync.OnceFunc(exists)
@@ -194,7 +199,8 @@ func (m *Manager) start(ctx context.Context, a manifests.Addon, enabled bool, ex
 	})}
 }
 
-// reconcile reconciles an add-on until it succeeds or ctx is done.
+// reconcile reconciles an add-on until it succeeds or ctx is done. It reports an error in the log, as an event and in
+// the parent of the set, but only if the error differs from that of the previous attempt.
 func (m *Manager) reconcile(ctx context.Context, a manifests.Addon, enabled bool, exists func()) {
 	retry, before := backoff.Backoff{First: m.firstRetry, Max: m.maxRetry}, ""
 	for {
@@ -221,18 +227,20 @@ func (m *Manager) reconcile(ctx context.Context, a manifests.Addon, enabled bool
 	}
 }
 
-// report logs what the user may not expect from a reconciled add-on.
+// report logs whether another server has replaced a reconciled add-on, and which objects of other clients prevent it
+// from working. The latter also become events.
 func (m *Manager) report(ctx context.Context, a manifests.Addon, s Status) {
 	if s.ReplacedBy != "" {
 		m.cfg.Log.Info("add-on replaced by another server, its objects are pruned", "addon", a.Name, "service", s.ReplacedBy)
 	}
 	for _, ref := range s.Foreign {
-		m.cfg.Log.Warn("object of another client exists; the add-on leaves it unchanged and may not work, delete the object and enable the add-on again", "addon", a.Name, "object", ref.String())
+		m.cfg.Log.Warn("object of add-on belongs to another client; it is left unchanged and the add-on may not work: delete the object and enable the add-on again", "addon", a.Name, "object", ref.String())
 		m.warn(ctx, a, "ForeignObject", ref.String()+" exists and is not part of the add-on. Delete it and enable the add-on again.")
 	}
 }
 
-// writeError writes the error of an add-on to the parent of its set, from which the next success removes it.
+// writeError writes the error of an add-on to the parent of its set, where `hyperkube status` reads it. The next
+// success removes it.
 func (m *Manager) writeError(ctx context.Context, a manifests.Addon, text string) {
 	set := SetOf(a)
 	set.Data = map[string]string{dataError: text}
@@ -241,7 +249,7 @@ func (m *Manager) writeError(ctx context.Context, a manifests.Addon, text string
 	}
 }
 
-// warn creates an event on the parent of an add-on.
+// warn creates a Warning event on the parent of an add-on.
 func (m *Manager) warn(ctx context.Context, a manifests.Addon, reason, message string) {
 	if err := m.cfg.Reconciler.Client.Warn(ctx, SetOf(a), reason, message); err != nil && ctx.Err() == nil {
 		m.cfg.Log.Debug("creating an event about an add-on failed; the error is only in the log, not retried", "addon", a.Name, "err", err)

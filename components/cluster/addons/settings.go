@@ -30,10 +30,12 @@ const (
 	settingDisabled = "disabled"
 )
 
-// Settings are the settings of add-ons by their names. Add-ons without a valid setting have their default.
+// Settings are the settings of add-ons, enabled or disabled, by their names. Add-ons without a valid setting have their
+// default.
 type Settings map[string]string
 
-// Enabled reports whether an add-on is enabled.
+// Enabled reports whether an add-on is enabled. A required add-on always is; without a setting, the default of the
+// add-on applies.
 func (s Settings) Enabled(a manifests.Addon) bool {
 	switch {
 	case a.Required != "":
@@ -46,7 +48,7 @@ func (s Settings) Enabled(a manifests.Addon) bool {
 	return a.Default
 }
 
-// ReadSettings returns the settings of a cluster.
+// ReadSettings returns the settings of a cluster. It returns nil if no add-on was ever enabled or disabled.
 func ReadSettings(ctx context.Context, kube kubernetes.Interface) (Settings, error) {
 	cm, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, SettingsName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -58,8 +60,8 @@ func ReadSettings(ctx context.Context, kube kubernetes.Interface) (Settings, err
 	return cm.Data, nil
 }
 
-// Enable enables the requested add-ons, and those of saved that are neither in the settings nor enabled by default.
-// It returns the new settings. It writes nothing if all of them are enabled.
+// Enable enables the requested add-ons, and those of saved that are neither in the settings nor enabled by default. It
+// ignores unknown names. It returns the new settings, and writes nothing if all of them are enabled.
 func Enable(ctx context.Context, kube kubernetes.Interface, requested, saved []string) (Settings, error) {
 	s, err := ReadSettings(ctx, kube)
 	if err != nil {

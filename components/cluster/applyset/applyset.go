@@ -57,7 +57,8 @@ type Set struct {
 	// KeepForeign leaves objects unchanged that exist but are not members. Otherwise they are updated, but do
 	// not become members, so they are never pruned.
 	KeepForeign bool
-	// Adopt makes objects members that FieldManager wrote before sets existed.
+	// Adopt makes existing objects without the label of a set members if FieldManager wrote them, which happened before
+	// sets existed.
 	Adopt bool
 	// adoptUnmanaged also makes objects members that have no field managers. See adoptsUnmanaged.
 	adoptUnmanaged bool
@@ -82,7 +83,7 @@ func (r Ref) String() string {
 	return r.Kind + " " + r.Namespace + "/" + r.Name
 }
 
-// Error is the error of one object of a set.
+// Error is the error of applying or pruning one object of a set.
 type Error struct {
 	Ref Ref
 	// Object is the desired object. It is nil if the object is not desired.
@@ -100,14 +101,14 @@ func (e *Error) Unwrap() error { return e.Err }
 type Result struct {
 	// Complete reports whether all desired objects exist, although applying some of them may have failed.
 	Complete bool
-	// Foreign are the desired objects that are not members of the set, because they existed before.
+	// Foreign are the desired objects that are not members of the set, because another client created them.
 	Foreign []Ref
 }
 
 // ErrForeignParent is the error if the ConfigMap of a set exists and is not the parent of that set.
 var ErrForeignParent = errors.New("is not the parent of this set: rename or delete it")
 
-// target is a desired object with its resource.
+// target is a desired object, its resource and its reference. The reference includes the default namespace.
 type target struct {
 	object  *unstructured.Unstructured
 	mapping *meta.RESTMapping
@@ -116,9 +117,10 @@ type target struct {
 	member bool
 }
 
-// Apply applies objects, which become the members of the set, and prunes members that are not among them. It
-// does not modify objects. Objects that fail do not prevent others from being applied, unless these depend on
-// them, but they prevent pruning. The error joins an *Error for each failed object.
+// Apply applies objects, which become the members of the set, and prunes members that are not among them. It does not
+// modify objects. Objects that fail do not prevent others from being applied, unless these depend on them, but they
+// prevent pruning. It does not prune if the last Apply of the same names, labels and data was complete. The error joins
+// an *Error for each failed object.
 func (c *Client) Apply(ctx context.Context, set Set, objects []*unstructured.Unstructured) (Result, error) {
 	var result Result
 	p, err := c.parent(ctx, set)
@@ -171,8 +173,8 @@ func (c *Client) Apply(ctx context.Context, set Set, objects []*unstructured.Uns
 	return result, err
 }
 
-// Adopt makes those objects members of the set that FieldManager has written before sets existed. The next
-// Apply prunes them unless they are desired.
+// Adopt makes those objects members of the set that FieldManager has written before sets existed, and creates the
+// parent of the set. The next Apply prunes them unless they are desired.
 func (c *Client) Adopt(ctx context.Context, set Set, objects []*unstructured.Unstructured) error {
 	set.Adopt = true
 	var err error
@@ -201,7 +203,7 @@ func (c *Client) Adopt(ctx context.Context, set Set, objects []*unstructured.Uns
 	return nil
 }
 
-// adopts reports whether an object without the label of a set becomes a member.
+// adopts reports whether an existing object without the label of a set becomes a member when it is applied.
 func (c *Client) adopts(set Set, live *unstructured.Unstructured) bool {
 	return set.Adopt && (writtenBy(live, c.FieldManager) || set.adoptUnmanaged && len(live.GetManagedFields()) == 0)
 }
@@ -222,8 +224,8 @@ func (c *Client) adoptsUnmanaged(ctx context.Context, objects []*unstructured.Un
 	return false, nil
 }
 
-// live returns an object as it is in the cluster and the client of its resource. The object is nil if it does not
-// exist.
+// live reads an object from the cluster, and returns it with the client of its resource. The object is nil if it does
+// not exist. It is an error if the cluster does not serve the kind.
 func (c *Client) live(ctx context.Context, obj *unstructured.Unstructured) (dynamic.ResourceInterface, *unstructured.Unstructured, error) {
 	gvk := obj.GroupVersionKind()
 	mapping, err := c.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
@@ -247,7 +249,8 @@ func (c *Client) Exists(ctx context.Context, obj *unstructured.Unstructured) (bo
 	return live != nil, err
 }
 
-// Delete deletes all members of the set, and then its parent. It does nothing if there is no parent.
+// Delete deletes or releases all members of the set, and then deletes its parent. It does nothing if there is no
+// parent. If a member cannot be deleted, the parent is kept.
 func (c *Client) Delete(ctx context.Context, set Set) error {
 	p, err := c.parent(ctx, set)
 	if err != nil || p == nil {
@@ -259,8 +262,8 @@ func (c *Client) Delete(ctx context.Context, set Set) error {
 	return c.deleteParent(ctx, p)
 }
 
-// applyPhase applies the objects of one phase concurrently. It returns those that exist afterwards, and an error for
-// each object that failed.
+// applyPhase applies the objects of one phase, up to 16 concurrently. It returns those that exist afterwards, and an
+// *Error for each object that failed.
 func (c *Client) applyPhase(ctx context.Context, set Set, objects []*unstructured.Unstructured) (exist []target, errs []error) {
 	var mu sync.Mutex // guards exist and errs
 	var group sync.WaitGroup
@@ -285,8 +288,8 @@ func (c *Client) applyPhase(ctx context.Context, set Set, objects []*unstructure
 	return exist, errs
 }
 
-// applyOne applies one object and completes t. It reports whether the object exists, which is possible even if
-// an error is returned.
+// applyOne applies the object of t, and sets the other fields of t. It reports whether the object exists, which is
+// possible even if an error is returned. An object that is being deleted or is a member of another set is an error.
 func (c *Client) applyOne(ctx context.Context, set Set, t *target) (exists bool, err error) {
 	gvk := t.object.GroupVersionKind()
 	if t.mapping, err = c.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version); err != nil {
@@ -356,6 +359,7 @@ func place(obj *unstructured.Unstructured, m *meta.RESTMapping) error {
 	return nil
 }
 
+// setLabel sets a label of an object.
 func setLabel(obj *unstructured.Unstructured, key, value string) {
 	labels := obj.GetLabels()
 	if labels == nil {
@@ -365,7 +369,7 @@ func setLabel(obj *unstructured.Unstructured, key, value string) {
 	obj.SetLabels(labels)
 }
 
-// writtenBy reports whether a field manager has written an object.
+// writtenBy reports whether a field manager owns fields of an object that were not written through a subresource.
 func writtenBy(obj *unstructured.Unstructured, manager string) bool {
 	return slices.ContainsFunc(obj.GetManagedFields(), func(m metav1.ManagedFieldsEntry) bool {
 		return m.Manager == manager && m.Subresource == ""
@@ -394,7 +398,8 @@ func phases(objects []*unstructured.Unstructured) [][]*unstructured.Unstructured
 	return slices.DeleteFunc(out[:], func(p []*unstructured.Unstructured) bool { return len(p) == 0 })
 }
 
-// isContainer reports whether objects of other kinds require objects of this kind to exist.
+// isContainer reports whether gk is Namespace or CustomResourceDefinition. Other objects require such an object to
+// exist.
 func isContainer(gk schema.GroupKind) bool {
 	return gk == schema.GroupKind{Kind: "Namespace"} || gk == schema.GroupKind{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}
 }

@@ -10,10 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// maxMessage is the maximum length of the message of an Event.
+// maxMessage is the maximum length of the message of an Event, in bytes.
 const maxMessage = 1024
 
-// Warn creates a Warning event on the parent of a set.
+// Warn creates a Warning event on the parent of a set, which may not exist yet. It truncates long messages.
 func (c *Client) Warn(ctx context.Context, set Set, reason, message string) error {
 	p, err := c.parent(ctx, set)
 	if err != nil {

@@ -25,8 +25,8 @@ const (
 	toolingAnnotation    = "applyset.kubernetes.io/tooling"
 	kindsAnnotation      = "applyset.kubernetes.io/contains-group-kinds"
 	namespacesAnnotation = "applyset.kubernetes.io/additional-namespaces"
-	// AppliedAnnotation is the annotation of a parent with the hash of the members' names. It exists if the
-	// set was applied and pruned completely.
+	// AppliedAnnotation is the annotation of a parent with the hash of the objects' kinds, namespaces and names. It
+	// exists only while the set is applied and pruned completely.
 	AppliedAnnotation = "hyperkube.io/applied"
 )
 
@@ -49,7 +49,7 @@ func ID(name string) string {
 	return "applyset-" + base64.RawURLEncoding.EncodeToString(sum[:]) + "-v1"
 }
 
-// scope is where the members of a set are.
+// scope lists the kinds and namespaces in which members of a set may exist. Pruning searches only these kinds.
 type scope struct {
 	// kinds are the kinds of the members, sorted. Their form is Kind.group.
 	kinds []string
@@ -75,7 +75,7 @@ func (p *parent) covers(s scope) bool {
 	return !slices.ContainsFunc(s.kinds, has(p.kinds)) && !slices.ContainsFunc(s.namespaces, has(p.namespaces))
 }
 
-// matches reports whether the parent has the labels and the data of the set.
+// matches reports whether the parent has exactly the data of the set, and its labels, among others.
 func (p *parent) matches(set Set) bool {
 	data, _, err := unstructured.NestedStringMap(p.object.Object, "data")
 	labels := p.object.GetLabels()
@@ -87,8 +87,8 @@ func (p *parent) matches(set Set) bool {
 	return err == nil && maps.Equal(data, set.Data)
 }
 
-// scopeOf returns the scope of objects. It does not include the namespace default of objects that do not
-// specify a namespace.
+// scopeOf returns the scope of objects before they are applied. For objects that do not specify a namespace, it does
+// not include the namespace default.
 func scopeOf(objects []*unstructured.Unstructured) scope {
 	var s scope
 	for _, obj := range objects {
@@ -138,8 +138,8 @@ func hashOf(objects []*unstructured.Unstructured) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// parent reads the parent of a set. It returns nil if there is none, and ErrForeignParent if another client
-// has created the ConfigMap.
+// parent reads the parent of a set. It returns nil if there is none, and an error that wraps ErrForeignParent if the
+// ConfigMap is not the parent of this set or another tool has created it.
 func (c *Client) parent(ctx context.Context, set Set) (*parent, error) {
 	obj, err := c.Dynamic.Resource(configMaps).Namespace(ParentNamespace).Get(ctx, set.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -156,6 +156,7 @@ func (c *Client) parent(ctx context.Context, set Set) (*parent, error) {
 	return p, nil
 }
 
+// newParent returns a parent from its ConfigMap.
 func newParent(obj *unstructured.Unstructured) *parent {
 	annotations := obj.GetAnnotations()
 	list := func(key string) []string {
@@ -167,8 +168,9 @@ func newParent(obj *unstructured.Unstructured) *parent {
 	}
 }
 
-// writeParent writes the parent of a set with a scope. hash is the new value of AppliedAnnotation; "" removes
-// it.
+// writeParent writes the parent of a set with server-side apply, and returns it. hash is the new value of
+// AppliedAnnotation; "" removes it. old is the parent as last read, or nil to create it. It fails if the parent was
+// replaced since then.
 func (c *Client) writeParent(ctx context.Context, set Set, old *parent, s scope, hash string) (*parent, error) {
 	obj := &unstructured.Unstructured{}
 	obj.SetAPIVersion("v1")
@@ -201,7 +203,7 @@ func (c *Client) writeParent(ctx context.Context, set Set, old *parent, s scope,
 	return newParent(got), nil
 }
 
-// WriteData writes the data of the parent of a set, which is created if it does not exist. Members are not
+// WriteData writes the labels and data of the parent of a set, which is created if it does not exist. Members are not
 // affected.
 func (c *Client) WriteData(ctx context.Context, set Set) error {
 	p, err := c.parent(ctx, set)
@@ -215,7 +217,8 @@ func (c *Client) WriteData(ctx context.Context, set Set) error {
 	return err
 }
 
-// deleteParent deletes the parent of a set without members.
+// deleteParent deletes the parent of a set without members. It succeeds if the parent does not exist, and fails if
+// another ConfigMap has its name.
 func (c *Client) deleteParent(ctx context.Context, p *parent) error {
 	err := c.Dynamic.Resource(configMaps).Namespace(ParentNamespace).Delete(ctx, p.name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(p.uid)})
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// Member is a live member of a set.
+// Member is an object in the cluster that has the label of a set.
 type Member struct {
 	Ref    Ref
 	Object *unstructured.Unstructured
@@ -34,7 +34,7 @@ type State struct {
 	Members []Member
 }
 
-// State returns the state of a set.
+// State returns the state of a set with its members. It returns the zero State if the set has no parent.
 func (c *Client) State(ctx context.Context, set Set) (State, error) {
 	p, err := c.parent(ctx, set)
 	if err != nil || p == nil {
@@ -48,7 +48,8 @@ func (c *Client) State(ctx context.Context, set Set) (State, error) {
 	return State{Exists: true, Applied: p.hash != "", Data: data, Members: members}, err
 }
 
-// Applied reports whether the last change of a set was applied and pruned completely.
+// Applied reports whether the last change of a set was applied and pruned completely. It returns false if the set has
+// no parent.
 func (c *Client) Applied(ctx context.Context, set Set) (bool, error) {
 	p, err := c.parent(ctx, set)
 	return p != nil && p.hash != "", err
@@ -82,8 +83,8 @@ func (c *Client) members(ctx context.Context, p *parent) ([]Member, error) {
 	return out, nil
 }
 
-// prune deletes or releases all members of a set except those that keep selects. Objects that contain others
-// are deleted last. The error joins an *Error for each object that failed.
+// prune deletes or releases all members of a set except those that keep selects and those that are being deleted.
+// Namespaces and definitions are deleted last. The error joins an *Error for each object that failed.
 func (c *Client) prune(ctx context.Context, set Set, p *parent, keep func(Ref) bool) error {
 	members, err := c.members(ctx, p)
 	if err != nil {
@@ -102,7 +103,7 @@ func (c *Client) prune(ctx context.Context, set Set, p *parent, keep func(Ref) b
 	return errors.Join(errs...)
 }
 
-// order returns 1 for members that are deleted after others.
+// order returns 1 for namespaces and definitions, which are deleted after other members, and 0 for all others.
 func order(m Member) int {
 	if isContainer(m.Ref.GroupKind) {
 		return 1
@@ -110,7 +111,8 @@ func order(m Member) int {
 	return 0
 }
 
-// remove deletes a member or releases it.
+// remove deletes a member, or only removes its label if Release of the set selects it. It succeeds if the object does
+// not exist, and fails if the object has changed since it was listed.
 func (c *Client) remove(ctx context.Context, set Set, m Member) error {
 	resource := c.resource(m.mapping, m.Object.GetNamespace())
 	if set.Release != nil && set.Release(m.Object) {
@@ -127,7 +129,8 @@ func (c *Client) remove(ctx context.Context, set Set, m Member) error {
 	return nil
 }
 
-// label sets the label of the set, or removes it if id is empty.
+// label sets the label of the set on an object, or removes it if id is empty. It does nothing if the object does not
+// exist anymore.
 func (c *Client) label(ctx context.Context, resource dynamic.ResourceInterface, live *unstructured.Unstructured, id string) error {
 	if live.GetLabels()[partOfLabel] == id {
 		return nil

@@ -12,7 +12,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// WaitFor waits until another process has applied a set completely, or, if exists is false, has deleted it.
+// WaitFor waits until another process has applied a set completely, or, if exists is false, has deleted it. It returns
+// the cause of ctx when that is done, and an error if the API server closes the watch.
 func WaitFor(ctx context.Context, kube kubernetes.Interface, set Set, exists bool) error {
 	opts := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", set.Name).String()}
 	configMaps := kube.CoreV1().ConfigMaps(ParentNamespace)

@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Label is the label of the parents of the units' sets.
+// Label is the label of the ConfigMaps that represent the files and kustomizations of the directory. #skip
+// dataDirectory =
 const Label = "hyperkube.io/manifest"
 
 // Keys of the data of a parent.
@@ -25,7 +26,8 @@ const (
 	dataError     = "error"
 )
 
-// Problem returns the message about the unit of a parent with this data, or "" if the unit is applied.
+// Problem returns the last error in the data of the ConfigMap of a manifest, with the name of its file, or "" if there
+// is none.
 func Problem(data map[string]string) string {
 	if data[dataError] == "" {
 		return ""
@@ -33,8 +35,9 @@ func Problem(data map[string]string) string {
 	return "manifest " + data[dataFile] + ": " + data[dataError]
 }
 
-// setOf returns the set of a unit of a directory. The name of its parent is readable, and unique in the directory: a
-// directory that is moved keeps its sets.
+// setOf returns the ApplySet of a file or kustomization. The name of its parent contains the name of the file, for
+// readers, and a hash of it. It does not depend on the path of the directory, so a directory that is moved keeps its
+// sets.
 func setOf(dir, name string) applyset.Set {
 	sum := sha256.Sum256([]byte(name))
 	readable := strings.Trim(strings.Map(func(r rune) rune {
@@ -49,7 +52,7 @@ func setOf(dir, name string) applyset.Set {
 	}
 }
 
-// job applies or deletes one unit. It ends when it has succeeded.
+// job is the goroutine that applies or deletes one file or kustomization. It retries until it succeeds or is stopped.
 type job struct {
 	*lifecycle.Task
 	hash    string
@@ -58,7 +61,7 @@ type job struct {
 	succeeded bool
 }
 
-// start starts a job.
+// start starts a job for a unit.
 func (a *Applier) start(ctx context.Context, u unit) *job {
 	j := &job{hash: u.hash, deleted: u.deleted}
 	j.Task = lifecycle.StartTask(ctx, func(ctx context.Context) { j.succeeded = a.process(ctx, u) })
@@ -69,8 +72,8 @@ func (a *Applier) start(ctx context.Context, u unit) *job {
 // CustomResourceDefinition in the same file needs a moment.
 const tolerated = 5
 
-// process applies or deletes a unit until it succeeds or ctx is done. A unit that cannot be read or parsed is not
-// retried, because a change of its files starts another job. It reports whether it succeeded.
+// process applies or deletes a file or kustomization until it succeeds or ctx is done, and reports whether it
+// succeeded. Errors that only a change of the file can resolve are not retried, because a change starts another job.
 func (a *Applier) process(ctx context.Context, u unit) bool {
 	set, retry, reported := setOf(a.cfg.Dir, u.name), a.retry, ""
 	for attempt := 1; ; attempt++ {
@@ -87,7 +90,7 @@ func (a *Applier) process(ctx context.Context, u unit) bool {
 		text := strings.ReplaceAll(err.Error(), "\n", "; ")
 		if text != reported && (permanent || attempt > tolerated || !meta.IsNoMatchError(rootCause(err))) {
 			if permanent {
-				a.cfg.Log.Warn("reading manifest failed; its former objects are kept, retrying when the file changes", "file", u.name, "err", text)
+				a.cfg.Log.Warn("manifest cannot be applied; the objects of its previous version are kept, retrying when the file changes", "file", u.name, "err", text)
 			} else {
 				a.cfg.Log.Warn("applying manifest failed; its objects may be missing or outdated, retrying with back-off", "file", u.name, "err", text)
 			}
@@ -104,7 +107,8 @@ func (a *Applier) process(ctx context.Context, u unit) bool {
 	}
 }
 
-// rootCause returns the first error of an object, without what the packages have added to it.
+// rootCause returns the innermost error of the first object that failed, which is the error of the API or of the
+// resource mapping.
 func rootCause(err error) error {
 	if of, ok := errors.AsType[*applyset.Error](err); ok {
 		err = of.Err
@@ -118,7 +122,8 @@ func rootCause(err error) error {
 	}
 }
 
-// attempt applies or deletes a unit once. permanent reports whether the error needs a change of the unit.
+// attempt applies or deletes a unit once. permanent reports whether a retry is useless until the user changes the file:
+// if it cannot be read or parsed, or if another ConfigMap has the name of the parent.
 func (a *Applier) attempt(ctx context.Context, set applyset.Set, u unit) (permanent bool, err error) {
 	switch {
 	case u.deleted:
@@ -136,7 +141,8 @@ func (a *Applier) attempt(ctx context.Context, set applyset.Set, u unit) (perman
 	return false, nil
 }
 
-// objects returns the objects of a unit, and their lines if it is a file.
+// objects parses the files of a unit and returns its objects. For a file, it also returns the line of each object; for
+// a kustomization, lines are nil.
 func (u unit) objects() ([]*unstructured.Unstructured, map[*unstructured.Unstructured]int, error) {
 	if u.kustomization {
 		objects, err := build(u)
@@ -145,7 +151,8 @@ func (u unit) objects() ([]*unstructured.Unstructured, map[*unstructured.Unstruc
 	return parse(u.name, u.files[u.name])
 }
 
-// withLines adds the lines of the objects to the errors that err joins.
+// withLines adds the line of the object to each error in err that is about an object of the file. Other errors are
+// returned unchanged.
 func withLines(err error, lines map[*unstructured.Unstructured]int) error {
 	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // Apply joins the errors of objects, it does not wrap them
 	if !ok {
@@ -162,7 +169,7 @@ func withLines(err error, lines map[*unstructured.Unstructured]int) error {
 	return errors.Join(out...)
 }
 
-// report reports an error of a unit in the parent of its set and as an event.
+// report writes an error of a unit to the parent of its set, where `hyperkube status` reads it, and creates an event.
 func (a *Applier) report(ctx context.Context, set applyset.Set, u unit, text string) {
 	set.Data = map[string]string{dataDirectory: a.cfg.Dir, dataFile: u.name, dataError: text}
 	err := a.cfg.Client.WriteData(ctx, set)
@@ -170,6 +177,6 @@ func (a *Applier) report(ctx context.Context, set applyset.Set, u unit, text str
 		err = a.cfg.Client.Warn(ctx, set, "ApplyFailed", Problem(set.Data))
 	}
 	if err != nil && ctx.Err() == nil {
-		a.cfg.Log.Warn("reporting an error of a manifest failed; `hyperkube status` does not show it until the next error", "file", u.name, "err", err)
+		a.cfg.Log.Warn("writing the error of a manifest to its ConfigMap or an event failed; `hyperkube status` may not show the error, no retry until the error changes", "file", u.name, "err", err)
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// build returns the objects of a kustomization. Its files are in memory, so that kustomize reads no other files.
+// build returns the objects of a kustomization. Its files are in memory, so that kustomize reads no other files. It
+// returns an error if the kustomization refers to files on other machines.
 func build(u unit) ([]*unstructured.Unstructured, error) {
 	if err := rejectRemote(u); err != nil {
 		return nil, err
@@ -39,8 +40,8 @@ func build(u unit) ([]*unstructured.Unstructured, error) {
 // remote matches the address of a file or repository on another machine.
 var remote = regexp.MustCompile(`://|^git::|^git@|^github\.com/|\.git(\?|$|/)|[?&]ref=`)
 
-// rejectRemote returns an error if a kustomization refers to files on other machines. kustomize would run git or
-// send HTTP requests.
+// rejectRemote returns an error if a kustomization file of the unit refers to files on other machines, because
+// kustomize would run git or send HTTP requests.
 func rejectRemote(u unit) error {
 	for name, data := range u.files {
 		if !slices.Contains(kustomizationFiles, path.Base(name)) {

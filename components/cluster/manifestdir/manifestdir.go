@@ -33,7 +33,8 @@ const FieldManager = "hyperkube-manifests"
 type Config struct {
 	// Dir is the absolute path of the directory, which may not exist. Its parent directory must exist.
 	Dir string
-	// CreateDir creates the directory if it does not exist and no earlier run has applied files of it.
+	// CreateDir creates the directory if it does not exist, unless an earlier run has applied files of it: then its
+	// file system may not be mounted.
 	CreateDir bool
 	// Client applies objects as FieldManager, with the permissions of the administrator.
 	Client *applyset.Client
@@ -48,11 +49,11 @@ type Applier struct {
 	// quiet is how long no further change of the directory must be reported before it is read, so that files are
 	// rarely read while they are written. maxDelay limits the delay if changes do not stop.
 	quiet, maxDelay time.Duration
-	// retry is the back-off of a unit that fails.
+	// retry is the back-off for a file or kustomization that fails.
 	retry backoff.Backoff
 }
 
-// New validates cfg.
+// New validates cfg, whose directory must be an absolute path.
 func New(cfg Config) (*Applier, error) {
 	if cfg.Client == nil || cfg.Kube == nil || cfg.Log == nil {
 		return nil, errors.New("applying manifests requires clients and a logger")
@@ -67,7 +68,8 @@ func New(cfg Config) (*Applier, error) {
 	}, nil
 }
 
-// Run applies the directory and its changes until ctx is done.
+// Run applies the directory and its changes until ctx is done. It always returns nil: a failure is logged and does not
+// stop the cluster.
 func (a *Applier) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -104,8 +106,8 @@ func (a *Applier) Run(ctx context.Context) error {
 	}
 }
 
-// formerUnits returns the units that earlier runs have applied from the same directory. It retries until it succeeds
-// or ctx is done.
+// formerUnits returns the names of the files and kustomizations that earlier runs have applied from the same directory.
+// Those of other directories are kept as they are. It retries until it succeeds or ctx is done.
 func (a *Applier) formerUnits(ctx context.Context) ([]string, error) {
 	retry := a.retry
 	for {
@@ -128,9 +130,9 @@ func (a *Applier) formerUnits(ctx context.Context) ([]string, error) {
 	}
 }
 
-// keep keeps the objects of a unit of another directory, because a user who forgets the option of the directory must
-// not lose them. It removes the error of the unit, which does not concern the present directory. data is that of the
-// parent of the unit's set.
+// keep logs that the objects of a file of another directory are kept, because a user who forgets the option of the
+// directory must not lose them. It removes the error of the file, which does not concern the present directory. data is
+// that of the file's ConfigMap.
 func (a *Applier) keep(ctx context.Context, data map[string]string) {
 	a.cfg.Log.Warn("manifest of another directory is not updated; its objects are kept, to delete them start with that directory and without the file",
 		"file", data[dataFile], "directory", data[dataDirectory])
@@ -142,9 +144,9 @@ func (a *Applier) keep(ctx context.Context, data map[string]string) {
 	}
 }
 
-// update reads the directory, and starts a job for each unit that has changed or that does not exist anymore. If
-// the directory is missing or cannot be read, nothing is pruned, because its file system may not be mounted. former
-// are units of earlier runs. update reports whether it has read the directory.
+// update reads the directory, and starts a job for each unit that has changed or that does not exist anymore. If the
+// directory is missing or cannot be read, nothing is pruned, because its file system may not be mounted. former are the
+// names of units of earlier runs. update reports whether it has read the directory.
 func (a *Applier) update(ctx context.Context, watcher *fsnotify.Watcher, jobs map[string]*job, former []string) bool {
 	found, err := a.scan(func(dir string) {
 		if err := watcher.Add(dir); err != nil {
@@ -189,8 +191,8 @@ func (a *Applier) update(ctx context.Context, watcher *fsnotify.Watcher, jobs ma
 	return err == nil
 }
 
-// waitForChange waits until the directory has changed and no further change is reported for a short time. It
-// returns false if ctx is done.
+// waitForChange waits until the directory has changed and no further change is reported for a short time, or changes
+// have continued for maxDelay. It returns false if ctx is done.
 func (a *Applier) waitForChange(ctx context.Context, watcher *fsnotify.Watcher) bool {
 	var quiet, limit <-chan time.Time
 	for {
@@ -206,7 +208,7 @@ func (a *Applier) waitForChange(ctx context.Context, watcher *fsnotify.Watcher) 
 				continue
 			}
 		case err := <-watcher.Errors: // for example an overflow of the queue
-			a.cfg.Log.Debug("watching the directory of manifests failed, reading it completely", "err", err)
+			a.cfg.Log.Debug("receiving changes of the directory of manifests failed; changes may be lost, reading all files again", "err", err)
 		case <-quiet:
 			return true
 		case <-limit:

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// lineError is an error with the line of the file where it is.
+// lineError is an error with the number of the line at which it occurs in the file.
 type lineError struct {
 	line int
 	err  error
@@ -33,7 +33,7 @@ type document struct {
 	text []byte
 }
 
-// split splits a file into documents.
+// split splits a file into documents, at lines that contain only "---".
 func split(data []byte) []document {
 	var out []document
 	line, current := 0, document{line: 1}
@@ -49,7 +49,8 @@ func split(data []byte) []document {
 	return append(out, current)
 }
 
-// parse returns the objects of a YAML or JSON file, and the lines at which they begin. Errors are lineErrors.
+// parse returns the objects of a YAML or JSON file, and the lines at which they begin. Errors are lineErrors. A file
+// without objects, and two objects with the same name, are errors.
 func parse(name string, data []byte) ([]*unstructured.Unstructured, map[*unstructured.Unstructured]int, error) {
 	documents := []document{{line: 1, text: data}}
 	if path.Ext(name) != ".json" {
@@ -73,7 +74,8 @@ func parse(name string, data []byte) ([]*unstructured.Unstructured, map[*unstruc
 	return objects, lines, checkUnique(objects, func(obj *unstructured.Unstructured) int { return lines[obj] })
 }
 
-// firstLine returns the number of the first line that is neither empty nor a comment.
+// firstLine returns the number of the first line that is neither empty nor a comment, or of the first line if there is
+// none.
 func (d document) firstLine() int {
 	line := d.line
 	for text := range bytes.Lines(d.text) {
@@ -89,7 +91,8 @@ func (d document) firstLine() int {
 // have several lines of text.
 var yamlError = regexp.MustCompile(`line (\d+): (.*)`)
 
-// objects returns the objects of a document: none, one, or the items of a List.
+// objects returns the objects of a document: none if it is empty, one, or the items of a List. Invalid syntax,
+// duplicate keys, and objects without apiVersion, kind or name are errors.
 func (d document) objects() ([]*unstructured.Unstructured, error) {
 	var content map[string]any
 	data, err := yaml.YAMLToJSONStrict(d.text)

@@ -16,20 +16,20 @@ import (
 	"syscall"
 )
 
-// Limits of what is read.
+// maxFileSize is in bytes. maxFiles limits the files of the whole directory. Files above a limit are errors.
 const (
 	maxFileSize = 16 << 20
 	maxFiles    = 1000
 )
 
-// errNoDirectory is the error if the directory does not exist.
+// errNoDirectory is the error of scan if the directory does not exist.
 var errNoDirectory = errors.New("the directory does not exist")
 
 // wholeDirectory is the name under which an error of the directory itself is reported, for example that it cannot be
 // read. Errors of a file or a kustomization are reported under its path in the directory.
 const wholeDirectory = "."
 
-// unit is a file or a kustomization of the directory.
+// unit is a file or a kustomization of the directory. It is applied and pruned as a whole.
 type unit struct {
 	// name is the path relative to the directory.
 	name string
@@ -39,7 +39,7 @@ type unit struct {
 	deleted bool
 	// files are the contents by path relative to the directory. A file that is not a kustomization is the only one.
 	files map[string][]byte
-	// hash identifies the contents or the error.
+	// hash identifies the contents or the error. A unit with the same hash is not applied again.
 	hash string
 	// err is the reason why the unit could not be read.
 	err error
@@ -48,8 +48,9 @@ type unit struct {
 // kustomizationFiles are the names by which kustomize finds a kustomization.
 var kustomizationFiles = []string{"kustomization.yaml", "kustomization.yml", "Kustomization"}
 
-// scan reads all units, sorted by their names. It calls watch with each directory before it reads it, so that no
-// later change is missed. A unit that cannot be read has an error.
+// scan reads all units, sorted by their names. It calls watch with each directory before it reads it, so that no later
+// change is missed. A unit that cannot be read has an error. The error is errNoDirectory if the directory does not
+// exist. #skip type scanner struct >> files int
 func (a *Applier) scan(watch func(dir string)) ([]unit, error) {
 	if _, err := os.Lstat(a.cfg.Dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, errNoDirectory
@@ -76,7 +77,9 @@ type scanner struct {
 	files int // that have been read
 }
 
-// directory adds the units in a directory. The error is that of the directory itself.
+// directory adds the units in a directory and its subdirectories: YAML and JSON files, and each subdirectory with a
+// kustomization file as a whole. Names that begin with a dot are ignored. It only returns errors of the directory
+// itself.
 func (s *scanner) directory(rel string) error {
 	s.watch(rel)
 	entries, err := s.list(rel)
@@ -109,7 +112,7 @@ func (s *scanner) directory(rel string) error {
 	return nil
 }
 
-// tree reads all files of a kustomization, including those in its subdirectories.
+// tree reads all files of a kustomization into files, including those in its subdirectories.
 func (s *scanner) tree(rel string, entries []fs.DirEntry, files map[string][]byte) error {
 	for _, e := range entries {
 		name := path.Join(rel, e.Name())
@@ -133,7 +136,7 @@ func (s *scanner) tree(rel string, entries []fs.DirEntry, files map[string][]byt
 	return nil
 }
 
-// add adds a unit with its hash.
+// add computes the hash of a unit and adds it.
 func (s *scanner) add(u unit) {
 	sum := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(u.files)) {
@@ -147,7 +150,7 @@ func (s *scanner) add(u unit) {
 	s.units = append(s.units, u)
 }
 
-// list returns the entries of a directory.
+// list returns the entries of a directory. It returns an error if users other than root can write the directory.
 func (s *scanner) list(rel string) ([]fs.DirEntry, error) {
 	f, err := s.root.Open(rel)
 	if err != nil {
@@ -160,7 +163,8 @@ func (s *scanner) list(rel string) ([]fs.DirEntry, error) {
 	return f.ReadDir(-1)
 }
 
-// read returns the content of a regular file.
+// read returns the content of a regular file. It returns an error for other files, for a file that users other than
+// root can write, and above the limits of size and number.
 func (s *scanner) read(rel string) ([]byte, error) {
 	if s.files++; s.files > maxFiles {
 		return nil, fmt.Errorf("more than %d files", maxFiles)

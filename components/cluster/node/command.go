@@ -37,8 +37,8 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// Options are the flags of `node`, under the names that the kubelet and kube-proxy use. `init` and
-// `join` save them to disk; `node` without flags reads them from there.
+// Options are the flags of `node`, under the names that the kubelet and kube-proxy use. `init`, `join` and `up --nodes`
+// save them to disk; `node` without --kubeconfig reads them from there.
 //
 // Size: one field for each flag, and for each setting of the file format.
 type Options struct {
@@ -75,7 +75,8 @@ type Options struct {
 	BootstrapTimeout time.Duration `json:"enterWithin,omitempty"`
 }
 
-// NewCommand returns the command `node`.
+// NewCommand returns the command `node`, which runs the kubelet, kube-proxy and the container runtime of a node whose
+// control plane runs elsewhere.
 func NewCommand() *cobra.Command {
 	var o Options
 	cmd := &cobra.Command{
@@ -115,8 +116,8 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
-// runWithProgress runs the node and reports its progress to the process that started it in the background,
-// if there is one.
+// runWithProgress runs the node and reports its progress to the process that started it in the background. A process in
+// the foreground does not report its progress.
 func (o *Options) runWithProgress(ctx context.Context) error {
 	send, background := progress.ParentSteps()
 	if !background {
@@ -130,7 +131,8 @@ func (o *Options) runWithProgress(ctx context.Context) error {
 	return err
 }
 
-// run runs the node until ctx is done.
+// run runs the node until ctx is done. Without --kubeconfig, it reads the options that `init`, `join` or `up --nodes`
+// has saved.
 func (o *Options) run(ctx context.Context, s *progress.Steps) (err error) {
 	if err := command.RequireRoot(); err != nil {
 		return err
@@ -206,16 +208,17 @@ func (o *Options) run(ctx context.Context, s *progress.Steps) (err error) {
 	return o.serve(ctx, cfg, n, s)
 }
 
-// CertificateConfig returns the configuration of the kubelet's certificates.
+// CertificateConfig returns where the kubelet's certificates and kubeconfigs are.
 func (o *Options) CertificateConfig(l layout.Node) kubeletcerts.Config {
 	return kubeletcerts.Config{
 		NodeName: o.Name, Dir: filepath.Join(l.Kubelet, "pki"), Kubeconfig: o.Kubeconfig, Bootstrap: o.BootstrapKubeconfig,
 	}
 }
 
-// bootstrapClientCertificate gets the kubelet's client certificate if it has none, and starts renewing it. It returns
-// the configuration of the certificates, and the metrics of the client certificate, which are nil
-// if the certificate is not renewed.
+// bootstrapClientCertificate requests the kubelet's client certificate if it has none, waits for it, and starts
+// renewing it. It returns the configuration of the certificates, and the metrics of the client certificate. Without
+// --rotate-certificates and --bootstrap-kubeconfig, it requests and renews nothing, and the metrics are nil. It sets
+// o.Name.
 func (o *Options) bootstrapClientCertificate(ctx context.Context, l layout.Node, group *lifecycle.Group, s *progress.Steps) (kubeletcerts.Config, []prometheus.Collector, error) {
 	var err error
 	if o.Name, err = o.NodeName(); err != nil {
@@ -246,8 +249,8 @@ func (o *Options) bootstrapClientCertificate(ctx context.Context, l layout.Node,
 	return cfg, []prometheus.Collector{keeper}, err
 }
 
-// describeBootstrap describes why there is no client certificate yet, as far as a request with the
-// bootstrap token shows. It returns "" if the token is valid.
+// describeBootstrap describes why there is no client certificate yet, as far as a request with the bootstrap token
+// shows. It returns "" if the token is valid, or if no token is used.
 func (o *Options) describeBootstrap(ctx context.Context) string {
 	if o.BootstrapKubeconfig == "" {
 		return ""
@@ -266,7 +269,8 @@ func (o *Options) describeBootstrap(ctx context.Context) string {
 	return ""
 }
 
-// requestServingCertificate requests the kubelet's serving certificate from the cluster, if that is enabled.
+// requestServingCertificate starts requesting and renewing the kubelet's serving certificate, and makes cfg use it, if
+// --rotate-server-certificates is set. It does not wait for the certificate.
 func (o *Options) requestServingCertificate(cfg *Config, group *lifecycle.Group, where kubeletcerts.Config) error {
 	if !o.RotateServing {
 		return nil
@@ -281,7 +285,8 @@ func (o *Options) requestServingCertificate(cfg *Config, group *lifecycle.Group,
 	return nil
 }
 
-// Load reads the options that `init` or `join` saved.
+// Load reads the options that `init`, `join` or `up --nodes` has saved. If there are none, the error names the flag
+// that is then required.
 func (o *Options) Load(l layout.Node) error {
 	data, err := os.ReadFile(clusterconfig.NodeFile(l))
 	if errors.Is(err, os.ErrNotExist) {
@@ -296,7 +301,7 @@ func (o *Options) Load(l layout.Node) error {
 	return nil
 }
 
-// Save writes the options to disk.
+// Save writes the options to disk, where Load and `node` read them.
 func (o *Options) Save(l layout.Node) error {
 	data, err := json.MarshalIndent(o, "", "  ")
 	if err != nil {
@@ -311,7 +316,8 @@ func (o *Options) Save(l layout.Node) error {
 	return nil
 }
 
-// serve runs n and the informers of the proxy until ctx is done.
+// serve runs n and the informers of the proxy until ctx is done or a component fails. It waits without a limit until
+// the node is registered, and then notifies systemd and the process that started this one.
 func (o *Options) serve(ctx context.Context, cfg Config, n *Node, s *progress.Steps) (err error) {
 	group := &lifecycle.Group{Log: cfg.Log}
 	defer func() {
@@ -359,8 +365,7 @@ func (o *Options) serve(ctx context.Context, cfg Config, n *Node, s *progress.St
 	}
 }
 
-// NodeName returns the name of the node: --node-name, or the hostname. The error reports an
-// invalid name.
+// NodeName returns the name of the node: --node-name, or the hostname in lowercase. The error reports an invalid name.
 func (o *Options) NodeName() (string, error) {
 	name := o.Name
 	if name == "" {
@@ -373,9 +378,9 @@ func (o *Options) NodeName() (string, error) {
 	return name, clusterconfig.CheckNodeName(name)
 }
 
-// Addresses returns the addresses of --node-ip, at most one of each IP family. An unspecified
-// address is replaced by the machine's address of that family. Without --node-ip, it returns the
-// machine's addresses of the IP families of the cluster's pods.
+// Addresses returns the addresses of --node-ip, at most one of each IP family. An unspecified address is replaced by
+// the machine's address of that family. Without --node-ip, it returns the machine's addresses of the IP families of the
+// cluster's pods.
 func (o *Options) Addresses() ([]netip.Addr, error) {
 	if o.IP == "" {
 		return clusterconfig.NodeAddresses(o.ClusterCIDRs)
@@ -403,6 +408,7 @@ func ServingNames(addrs []netip.Addr) []string {
 	return append(clusterconfig.Strings(addrs), "127.0.0.1", "::1", "localhost")
 }
 
+// log returns a logger that writes to standard error, with debug messages if --verbose is set.
 func (o *Options) log() *slog.Logger {
 	level := slog.LevelInfo
 	if o.verbose {
@@ -411,7 +417,7 @@ func (o *Options) log() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
-// config converts the flags to a Config, without Journal.
+// config converts the flags to a Config without Journal and Metrics, and reads the files that they name.
 func (o *Options) config(l layout.Node) (Config, error) {
 	cfg := Config{
 		Layout:     l,
@@ -465,7 +471,8 @@ func (o *Options) config(l layout.Node) (Config, error) {
 	return cfg, err
 }
 
-// NewClients returns clients for the kubeconfig path, which is the value of the flag.
+// NewClients returns clients for the kubeconfig path with the user agent agent. Errors name the flag whose value path
+// is.
 func NewClients(flag, path, agent string) (*client.Clients, error) {
 	if path == "" {
 		return nil, fmt.Errorf("--%s is required", flag)

@@ -61,21 +61,23 @@ type Config struct {
 	Labels map[string]string
 	Taints []corev1.Taint
 	// Certificate returns the kubelet's serving certificate. If nil, the kubelet signs one itself.
-	// ClientCA verifies client certificates; if nil, none is accepted.
 	Certificate func() (*tls.Certificate, error)
 	// Metrics are exposed with the kubelet's metrics. CertificateHasMetrics is true if they include those of
 	// the serving certificate.
 	Metrics               []prometheus.Collector
 	CertificateHasMetrics bool
-	ClientCA              *x509.CertPool
-	// NetworkMode is how pod traffic between nodes is sent; may be empty.
+	// ClientCA verifies the client certificates of requests to the kubelet; if nil, none is accepted.
+	ClientCA *x509.CertPool
+	// NetworkMode is how pod traffic between nodes is sent; empty means the default mode.
 	NetworkMode network.Mode
-	Journal     *hostjournal.Journal
-	Log         *slog.Logger
+	// Journal records changes of the host.
+	Journal *hostjournal.Journal
+	Log     *slog.Logger
 }
 
 // Settings are settings of the components. Each may be nil.
 type Settings struct {
+	// Kubelet is a KubeletConfiguration, which is applied to the configuration of this package.
 	Kubelet *kubeletv1beta1.KubeletConfiguration
 	// KubeletFlags are flags of the kubelet, which take precedence over Kubelet.
 	KubeletFlags *kubeletconfig.Overrides
@@ -100,7 +102,8 @@ type Node struct {
 	dns      *nodeDNS
 }
 
-// New returns a Node with the components that cfg configures.
+// New creates the components of a node without starting them. It adds their informers to the factories of the clients,
+// which the caller starts. Without an evictionHard setting, pods are evicted below 5 % of free disk.
 func New(cfg Config) (*Node, error) {
 	kc := kubeletconfig.Config{
 		NodeName:   cfg.Cluster.NodeName,
@@ -193,7 +196,8 @@ func New(cfg Config) (*Node, error) {
 }
 
 // RecordCgroupRoot records the cgroup root of the node in the journal if the node has to create it, and the controllers
-// that are enabled for top-level cgroups. An existing cgroup is not recorded, so `down` does not delete it.
+// that are enabled for top-level cgroups, so that `down` reverts both. An existing cgroup is not recorded, so `down`
+// does not delete it.
 func RecordCgroupRoot(journal *hostjournal.Journal, l layout.Node) error {
 	groups, err := cgroup.Open()
 	if err != nil {
@@ -214,6 +218,7 @@ func RecordCgroupRoot(journal *hostjournal.Journal, l layout.Node) error {
 	return journal.Record(hostjournal.Change{Kind: hostjournal.Cgroup, Name: name})
 }
 
+// shared converts an informer to the smaller interface that the kubelet uses.
 func shared(informer cache.SharedIndexInformer) cache.SharedInformer { return informer }
 
 // StopTimeout implements lifecycle.StopTimeouter. The components stop one after another, and the kubelet

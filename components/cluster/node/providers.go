@@ -10,7 +10,7 @@ type CredentialProviders struct {
 	Dir string `json:"binDir,omitempty"`
 }
 
-// Register adds the flags to flags.
+// Register adds the flags --image-credential-provider-config and --image-credential-provider-bin-dir to flags.
 func (p *CredentialProviders) Register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.Config, "image-credential-provider-config", "", "Path to a CredentialProviderConfig file, or to a directory of such files.")
 	flags.StringVar(&p.Dir, "image-credential-provider-bin-dir", "", "Path to the directory containing the credential provider binaries.")

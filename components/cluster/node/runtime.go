@@ -136,13 +136,14 @@ const (
 	maxRestartDelay = 10 * time.Second
 )
 
-// Run restarts the runtime until ctx is done. It leaves the runtime running.
+// Run restarts the container runtime when it exits, until ctx is done. It leaves the runtime running. The first restart
+// is immediate; further ones within a minute are delayed by a back-off.
 func (k RuntimeSupervisor) Run(ctx context.Context) error {
 	retry := backoff.Backoff{First: minRestartDelay, Max: maxRestartDelay}
 	for {
 		began := time.Now()
 		if err := k.waitForExit(ctx); err != nil {
-			k.Log.Warn("watching the process of the container runtime failed, starting the runtime if it does not run, containers keep running", "err", err)
+			k.Log.Warn("watching the process of the container runtime failed; containers keep running, starting the runtime if it does not run", "err", err)
 		}
 		if ctx.Err() != nil {
 			return nil
@@ -150,7 +151,7 @@ func (k RuntimeSupervisor) Run(ctx context.Context) error {
 		if time.Since(began) > time.Minute {
 			retry.Reset()
 		}
-		k.Log.Warn("container runtime exited, restarting")
+		k.Log.Warn("container runtime does not run or cannot be watched; its containers keep running, starting it if necessary")
 		err := StartRuntime(ctx, k.Layout, k.PodCIDRs)
 		if ctx.Err() != nil {
 			return nil
@@ -160,7 +161,7 @@ func (k RuntimeSupervisor) Run(ctx context.Context) error {
 			continue // the first restart is immediate
 		}
 		if err != nil {
-			k.Log.Error("restarting the container runtime failed, retrying", "err", err, "retryAfter", pause)
+			k.Log.Error("starting the container runtime failed; containers keep running, but the kubelet cannot start or stop any, retrying after the back-off", "err", err, "retryAfter", pause)
 		}
 		if !lifecycle.Pause(ctx, pause) {
 			return nil
@@ -168,7 +169,8 @@ func (k RuntimeSupervisor) Run(ctx context.Context) error {
 	}
 }
 
-// waitForExit returns when the runtime has exited or does not run.
+// waitForExit returns when the runtime has exited or does not run, or when ctx is done. It returns an error if it
+// cannot watch the process.
 func (k RuntimeSupervisor) waitForExit(ctx context.Context) error {
 	pid, err := RuntimePID(k.Layout)
 	if err != nil || pid == 0 {

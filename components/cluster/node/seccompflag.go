@@ -14,7 +14,7 @@ func RegisterSeccompDefault(f *pflag.FlagSet, off *bool) {
 	f.VarPF((*inverse)(off), "seccomp-default", "", "Enable the use of RuntimeDefault as the default seccomp profile for all workloads.").NoOptDefVal = "true"
 }
 
-// inverse is a flag whose value is the inverse of the bool.
+// inverse is a flag whose text is the inverse of the bool: "true" sets the bool to false.
 type inverse bool
 
 // String implements pflag.Value.

@@ -39,7 +39,8 @@ OOMScoreAdjust=-999
 WantedBy=multi-user.target
 `
 
-// IsUnit reports whether the node of this machine is a systemd unit.
+// IsUnit reports whether Start runs the node of this machine as a systemd unit: if the machine runs systemd and the
+// node has the default paths. It does not check that the unit exists.
 func IsUnit(l layout.Node) bool { return service.HasSystemd() && l == layout.Default() }
 
 // Start starts the node that init or join has set up: as a systemd unit if the machine runs
@@ -75,6 +76,8 @@ func Start(ctx context.Context, l layout.Node, verbose bool, bound time.Duration
 	return err
 }
 
+// startUnit installs the systemd unit of the node and starts it. It waits until the node is registered, at most for
+// bound.
 func startUnit(ctx context.Context, bound time.Duration, s *progress.Steps) error {
 	self, err := os.Executable()
 	if err != nil {

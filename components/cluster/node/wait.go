@@ -29,8 +29,8 @@ type startStatus struct {
 	kube   kubernetes.Interface
 }
 
-// describe describes what the start of the node waits for, and sets it as status text of the
-// systemd unit. It first checks static pods, which may be the API server or etcd, then the API.
+// describe describes what the start of the node waits for, and sets it as status text of the systemd unit. It first
+// checks static pods, which may be the API server or etcd, then the API. It returns "" if it finds no problem.
 func (w startStatus) describe(ctx context.Context) string {
 	text := StaticPodProblems(ctx, w.layout)
 	if text == "" {
@@ -42,8 +42,8 @@ func (w startStatus) describe(ctx context.Context) string {
 	return text
 }
 
-// StaticPodProblems describes static pods of this machine that have an invalid manifest or have exited,
-// with the last line of their logs. It returns "" if all static pods run.
+// StaticPodProblems describes static pods of this machine that have an invalid manifest or have exited, with the last
+// line of their logs. It returns "" if all static pods run, and the error if the container runtime does not answer.
 func StaticPodProblems(ctx context.Context, l layout.Node) string {
 	var texts []string
 	for _, problem := range staticpod.Problems(l.StaticPods()) {
@@ -55,8 +55,8 @@ func StaticPodProblems(ctx context.Context, l layout.Node) string {
 	return strings.Join(texts, "; ")
 }
 
-// ExitedStaticPods describes static pods of this machine that have exited, with the last line of
-// their logs. It returns "" if there are none.
+// ExitedStaticPods describes containers of static pods of this machine that have exited, with the last line of their
+// logs. It returns "" if there are none, and the error if the container runtime does not answer.
 func ExitedStaticPods(ctx context.Context, l layout.Node) string {
 	runtime, err := runtimeclient.Dial(l.RuntimeSocket())
 	if err != nil {
@@ -70,8 +70,8 @@ func ExitedStaticPods(ctx context.Context, l layout.Node) string {
 	return text
 }
 
-// describeExited describes containers of static pods that have exited, with the last line of
-// their logs. It returns "" if there are none.
+// describeExited describes containers of static pods that have exited, with the last line of their logs. Only the
+// latest container of each name counts, so a container that was restarted is left out. It returns "" if there are none.
 func describeExited(ctx context.Context, runtime runtimeapi.RuntimeServiceClient) (string, error) {
 	sandboxes, err := runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
@@ -111,8 +111,8 @@ func describeExited(ctx context.Context, runtime runtimeapi.RuntimeServiceClient
 	return strings.Join(texts, "; "), nil
 }
 
-// lastLogLine returns the last line of a container's log, or the line of a Go panic or fatal error.
-// It returns "" if the log cannot be read.
+// lastLogLine returns the last line of a container's log, without timestamp and stream. If the last 16 KiB contain the
+// line of a Go panic or fatal error, it returns that. It returns "" if the log cannot be read.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/logging/
 func lastLogLine(path string) string {
@@ -140,7 +140,7 @@ func lastLogLine(path string) string {
 	return last
 }
 
-// describeAPI describes the response of the API server, or why the node is not ready.
+// describeAPI describes why the API server is not ready, or else why the node is not. It returns "" if both are ready.
 func (w startStatus) describeAPI(ctx context.Context) string {
 	body, err := w.kube.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Raw()
 	if err != nil {

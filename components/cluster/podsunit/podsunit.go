@@ -63,8 +63,9 @@ OOMScoreAdjust=-999
 OOMPolicy=continue
 `
 
-// find returns the cgroups of the machine if the node with the paths l, or the first node of its machine, has the unit. It
-// returns nil without systemd, with cgroup version 1, and if the paths are not the default paths of a machine.
+// find returns the cgroups of the machine if it runs pods in the unit: with systemd, cgroup version 2 and the default
+// paths. Otherwise it returns nil. l are the paths of the machine's first node; for an additional node it also returns
+// nil.
 func find(l layout.Node) (*cgroup.Manager, error) {
 	if !service.HasSystemd() || l.Data != layout.Default().Data {
 		return nil, nil
@@ -76,9 +77,9 @@ func find(l layout.Node) (*cgroup.Manager, error) {
 	return groups, nil
 }
 
-// Layout returns the paths l with the cgroup of the unit as the parent of all cgroups, if the node has the unit. While pods
-// run that an earlier version started outside of the unit, it returns l: they stay where they are until they stop, at the
-// latest until the next boot, and new pods join them.
+// Layout returns the paths l with the cgroup of the unit as the parent of all cgroups, if the machine runs pods in the
+// unit. While pods run that an earlier version started outside of the unit, it returns l: they stay where they are
+// until they stop, at the latest until the next boot, and new pods join them.
 func Layout(l layout.Node) (layout.Node, error) {
 	groups, err := find(l)
 	if groups != nil && !groups.Populated(formerPods) {
@@ -118,9 +119,9 @@ func text(program string) []byte {
 	return fmt.Appendf(nil, template, service.Quote(program), weight)
 }
 
-// Start writes and starts the unit, if the node with the paths l has it and it is not active with the same settings. It
-// records the changes in a journal. The start does not wait for other units: the unit is ordered after that of hyperkube,
-// which may be starting it.
+// Start writes and starts the unit, if the machine runs pods in it and it is not active with the same settings. It
+// records the changes in a journal. The start does not wait for other units: the unit is ordered after that of
+// hyperkube, which may be starting it.
 func Start(ctx context.Context, l layout.Node) error {
 	groups, err := find(l)
 	if err != nil || groups == nil {
@@ -179,7 +180,7 @@ func moveSleeper(groups *cgroup.Manager) error {
 	return err
 }
 
-// write writes the unit file.
+// write writes the unit file and creates its directory.
 func write(text []byte) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("creating the directory of transient systemd units: %w", err)
@@ -190,8 +191,8 @@ func write(text []byte) error {
 	return nil
 }
 
-// Remove stops the unit, which kills what is left in its cgroup, and deletes it, if the node with the paths l has it. The
-// pods, the runtime and the kubelet must have stopped, so that the stop job has nothing to do.
+// Remove stops the unit, which kills what is left in its cgroup, and deletes the unit file. It does nothing if there is
+// no file. The pods, the runtime and the kubelet must have stopped, so that the stop job has nothing to do.
 func Remove(ctx context.Context, l layout.Node) error {
 	if groups, err := find(l); err != nil || groups == nil {
 		return err

@@ -43,8 +43,8 @@ func HasSystemd() bool {
 // File returns the path of the unit file.
 func (u Unit) File() string { return filepath.Join(unitDir, string(u)) }
 
-// Exists reports whether the unit is installed for the cluster with the paths l on a machine that runs
-// systemd.
+// Exists reports whether the unit is installed on a machine that runs systemd. It returns false if l are not the
+// default paths, because only the cluster with these has a unit.
 func (u Unit) Exists(l layout.Node) bool {
 	_, err := os.Stat(u.File())
 	return err == nil && HasSystemd() && l == layout.Default()
@@ -70,8 +70,8 @@ func (u Unit) Install(ctx context.Context, text []byte) (changed bool, err error
 	return changed, nil
 }
 
-// Start starts or restarts the unit and waits until it is ready. It sends the unit's status to s while it
-// waits. It fails after bound; systemd then keeps starting the unit.
+// Start restarts the unit, or starts it, and waits until it is ready. It sends the unit's status to s while it waits.
+// It fails after bound; systemd then keeps starting the unit.
 func (u Unit) Start(ctx context.Context, bound time.Duration, s *progress.Steps) error {
 	p := progress.Waiter{
 		FirstReport: progress.FirstReport, ReportInterval: progress.ReportInterval, Timeout: bound,
@@ -101,7 +101,7 @@ func (u Unit) MainPID(ctx context.Context) (int, error) {
 	return pid, nil
 }
 
-// status returns the status text of the unit; "" if it has none.
+// status returns the status text of the unit; "" if it has none or systemctl fails.
 func (u Unit) status(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, "systemctl", "show", "--property=StatusText", "--value", string(u)).Output()
 	if err != nil {
@@ -110,8 +110,8 @@ func (u Unit) status(ctx context.Context) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Stop stops the unit of the cluster with the paths l, which would restart a process that just exits. It
-// reports whether there is a unit. The unit starts again at the next boot.
+// Stop stops the unit of the cluster with the paths l: systemd would restart a process that just exits. It reports
+// whether there is a unit. The unit starts again at the next boot.
 func (u Unit) Stop(ctx context.Context, l layout.Node) (stopped bool, err error) {
 	if !u.Exists(l) {
 		return false, nil
@@ -119,7 +119,8 @@ func (u Unit) Stop(ctx context.Context, l layout.Node) (stopped bool, err error)
 	return true, Systemctl(ctx, "stop", string(u))
 }
 
-// Remove stops the unit of the cluster with the paths l and deletes it. It reports whether there was one.
+// Remove stops the unit of the cluster with the paths l and deletes it, so that it does not start at boot. It reports
+// whether there was one, which is false if l are not the default paths.
 func (u Unit) Remove(ctx context.Context, l layout.Node) (removed bool, err error) {
 	if l != layout.Default() {
 		return false, nil

@@ -9,9 +9,9 @@ import (
 	"hyperkube/manifests"
 )
 
-// auditConfig returns the configuration of the API server's audit log, with the retention of control plane
-// nodes. It creates the audit policy, unless there is one. Without --audit-log-path, it returns the zero
-// value, which disables auditing.
+// auditConfig returns the configuration of the API server's audit log. Log files are rotated at 100 MB; at most 10 are
+// kept, each for up to 30 days, as on control plane nodes of `init`. It writes audit-policy.yaml in the data directory,
+// unless the file exists. Without --audit-log-path, it returns the zero value, which disables auditing.
 func (c *clusterRun) auditConfig() (audit.Config, error) {
 	if c.auditLog == "" {
 		return audit.Config{}, nil

@@ -29,6 +29,9 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
+// newEtcd returns the etcd member of the cluster. It listens only on 127.0.0.1, with TLS and client certificates. If
+// its disk is full, this process executes itself to restart the cluster. The error for invalid flags of the
+// configuration file is a configuration error.
 func (c *clusterRun) newEtcd(ctx context.Context) (*etcd.Server, error) {
 	url := func(port int) []string { return []string{fmt.Sprintf("https://127.0.0.1:%d", port)} }
 	secure := func(p *pki.Pair) etcd.TLS {
@@ -51,7 +54,8 @@ func (c *clusterRun) newEtcd(ctx context.Context) (*etcd.Server, error) {
 	return etcd.New(cfg)
 }
 
-// newAPIServer returns the API server. usage serves the metrics API.
+// newAPIServer returns the API server and opens the socket on which it listens. usage is the handler of the metrics
+// API, which the API server serves itself. Invalid service CIDRs and flags are configuration errors.
 func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *metricsAPI) (*compose.Server, error) {
 	keys, err := tokens.LoadKeySet(c.pki.ServiceAccountPubFile)
 	if err != nil {
@@ -114,29 +118,31 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *m
 // exits if the component fails.
 func healthy(context.Context) (string, error) { return "ok", nil }
 
-// parts are the components that use the API, and their clients. They share one set of informers.
+// parts are the components that use the API, and their clients. The clients share one set of informers.
 type parts struct {
 	admin, shared *client.Clients
 	controllers   *controllers.Manager
 	scheduler     *scheduler.Scheduler
 	node          node.Config
-	// metrics is the server of the metrics API. mapper finds the resources of kinds.
+	// metrics is the server of the metrics API. mapper finds the resource of a kind in the registry of the API server.
 	metrics *metrics.InProcess
 	mapper  applyset.Mapper
 }
 
-// live returns an error unless the API server and etcd of this process answer. It is the probe of the watchdog.
+// live requests /livez and returns an error unless the API server and etcd of this process answer. It is the health
+// check of the systemd watchdog.
 func (p *parts) live(ctx context.Context) error {
 	return p.admin.Kube.Discovery().RESTClient().Get().AbsPath("/livez").Do(ctx).Error()
 }
 
-// clientBuilder creates the clients of the controllers, each with its service account.
+// clientBuilder creates clients of the API server in this process. All of them use the informers of shared.
 type clientBuilder struct {
 	api    *compose.Server
 	shared *client.Clients
 }
 
-// For implements client.Builder.
+// For implements client.Builder for the controllers: it returns clients that authenticate as the service account name
+// in kube-system.
 func (b clientBuilder) For(name string) (*client.Clients, error) {
 	const agent = "kube-controller-manager"
 	clients, err := b.api.MeasuredClients(b.shared.Requests, agent, "system:serviceaccount:kube-system:"+name, "system:serviceaccounts", "system:serviceaccounts:kube-system")
@@ -147,7 +153,7 @@ func (b clientBuilder) For(name string) (*client.Clients, error) {
 	return clients, nil
 }
 
-// clientsAs returns clients of a user, with the shared informers.
+// clientsAs returns clients that authenticate as user and groups, with agent as their user agent.
 func (b clientBuilder) clientsAs(agent, user string, groups ...string) (*client.Clients, error) {
 	clients, err := b.api.Clients(agent, user, groups...)
 	if err != nil {
@@ -157,8 +163,8 @@ func (b clientBuilder) clientsAs(agent, user string, groups ...string) (*client.
 	return clients, nil
 }
 
-// newParts creates the components that use the API, and sets the handler of usage. The informers stop when ctx
-// is done.
+// newParts creates the components that use the API, without starting them. It also sets the handler of usage, and
+// creates or renews the serving certificate of the kubelet. The informers stop when ctx is done.
 func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, usage *metricsAPI) (*parts, error) {
 	p := &parts{mapper: api}
 	var err error

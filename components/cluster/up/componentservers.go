@@ -14,9 +14,9 @@ import (
 	"hyperkube/internal/serving/debugserver"
 )
 
-// componentServers returns a function that serves the health and metrics endpoints of the controller manager
-// and the scheduler on the ports that these use as separate processes. Health is public; metrics
-// need authorization by the API server.
+// componentServers returns a function that serves the health and metrics endpoints of the controller manager and the
+// scheduler on the ports that these use as separate processes, until its context is done. Health is public; metrics
+// need authorization by the API server. It does not serve a component whose server the configuration file disables.
 func (c *clusterRun) componentServers(p *parts) lifecycle.Func {
 	controllers, scheduler := c.componentServer(layout.PortControllerManager, p.admin.Kube), c.componentServer(layout.PortScheduler, p.admin.Kube)
 	var confs []debugserver.Config
@@ -32,8 +32,8 @@ func (c *clusterRun) componentServers(p *parts) lifecycle.Func {
 	}
 }
 
-// componentServer returns the configuration of a component's server on port. The server
-// authenticates and authorizes requests with reviews.
+// componentServer returns the configuration of a component's server on --bind-address and port. The server
+// authenticates and authorizes requests with TokenReviews and SubjectAccessReviews of the client reviews.
 func (c *clusterRun) componentServer(port int, reviews kubernetes.Interface) debugserver.Config {
 	return debugserver.Config{
 		Addr:        netip.AddrPortFrom(c.bindAddress, uint16(port)).String(),
@@ -42,8 +42,8 @@ func (c *clusterRun) componentServer(port int, reviews kubernetes.Interface) deb
 	}
 }
 
-// serveComponents serves until ctx is done. A port that is in use is only logged, because only metrics and
-// health checks need it.
+// serveComponents serves until ctx is done. If a server fails, for example because its port is in use, it only logs the
+// error, because the components work without their metrics and health checks.
 func serveComponents(ctx context.Context, log *slog.Logger, confs ...debugserver.Config) {
 	var serving sync.WaitGroup
 	for _, conf := range confs {
@@ -53,7 +53,7 @@ func serveComponents(ctx context.Context, log *slog.Logger, confs ...debugserver
 				err = s.Run(ctx)
 			}
 			if err != nil {
-				log.Warn("serving metrics and debug endpoints of component failed", "component", conf.Component, "address", conf.Addr, "err", err)
+				log.Warn("serving health and metrics of component failed; they are not available until the next start of the cluster, the component itself works", "component", conf.Component, "address", conf.Addr, "err", err)
 			}
 		})
 	}

@@ -16,7 +16,8 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// NewConfigPrint returns the command `config print`.
+// NewConfigPrint returns the command `config print`, which prints the effective configuration of `up` as YAML
+// documents, or with --defaults a file with all keys. Only the latter works without root.
 func NewConfigPrint() *cobra.Command {
 	o := &upOptions{}
 	flags := newCommand(o).Flags()
@@ -46,7 +47,8 @@ func NewConfigPrint() *cobra.Command {
 	return cmd
 }
 
-// NewConfigDiff returns the command `config diff`.
+// NewConfigDiff returns the command `config diff`. It fails if no cluster is running, and with exit code 1 if the
+// configurations differ.
 func NewConfigDiff() *cobra.Command {
 	o := &upOptions{}
 	flags := newCommand(o).Flags()
@@ -84,7 +86,7 @@ func NewConfigDiff() *cobra.Command {
 	return cmd
 }
 
-// writeDiff writes the difference between two configurations.
+// writeDiff writes the difference between two configurations as a unified diff. It writes nothing if they are equal.
 func writeDiff(w io.Writer, running, next string) error {
 	err := difflib.WriteUnifiedDiff(w, difflib.UnifiedDiff{
 		A: difflib.SplitLines(running), B: difflib.SplitLines(next), FromFile: "running", ToFile: "next up", Context: 3,
@@ -95,7 +97,8 @@ func writeDiff(w io.Writer, running, next string) error {
 	return nil
 }
 
-// ValidateConfig reports all errors in a configuration file of `up`; if file is "", in the default files.
+// ValidateConfig reports all errors in the configuration file of `up` and its drop-in files. If file is "", it reads
+// the default file, which may be missing.
 func ValidateConfig(l layout.Node, file string) error {
 	o := &upOptions{}
 	flags := newCommand(o).Flags()
@@ -103,13 +106,14 @@ func ValidateConfig(l layout.Node, file string) error {
 	return o.readSettings(flags, l)
 }
 
-// IsConfig reports whether data contains an UpConfiguration.
+// IsConfig reports whether data contains an UpConfiguration document. It returns false for invalid YAML.
 func IsConfig(data []byte) bool {
 	docs, err := strictyaml.Parse("", data)
 	return err == nil && slices.ContainsFunc(docs, func(doc *strictyaml.Node) bool { return doc.Text("kind") == upconfig.Kind })
 }
 
-// HasConfigChanged reports whether the next `up` would replace the running process because the configuration has changed.
+// HasConfigChanged reports whether the next `up` would replace the running process because the configuration has
+// changed. The cluster must be running.
 func HasConfigChanged(l layout.Node) (bool, error) {
 	o := &upOptions{}
 	flags := newCommand(o).Flags()

@@ -24,11 +24,11 @@ import (
 // and the lock of its PID file, waits for free space, and starts the cluster again. The runtime and
 // the pods are separate processes and keep running.
 
-// resumeEnv is the environment variable with the resumption, as JSON, for a main process that has
+// resumeEnv is the environment variable that contains the resumption as JSON. It is set only if the main process has
 // executed itself.
 const resumeEnv = "HYPERKUBE_RESUME"
 
-// resumption is the state that a main process passes to itself.
+// resumption is the state that a main process passes to itself when it executes its program again.
 type resumption struct {
 	// LockFD is the descriptor of the lock of the PID file.
 	LockFD int `json:"lockFD"`
@@ -64,7 +64,7 @@ type resumer struct {
 	// service is true if the cluster is restarted even if it was never ready, because no user waits
 	// for the error.
 	service bool
-	// ready is set when the cluster is ready.
+	// ready is set when the cluster is ready. From then on, the process restarts the cluster after a full disk.
 	ready atomic.Bool
 	// checkDisk returns an error of a full disk while there is too little space. pause waits for
 	// the duration, or returns false when ctx is canceled.
@@ -98,8 +98,8 @@ func startBackoff() backoff.Backoff {
 	return backoff.Backoff{First: time.Second, Max: 30 * time.Second}
 }
 
-// wait blocks until the cluster may be started: after the back-off of this attempt, when there is
-// enough space. It returns false when ctx is canceled.
+// wait blocks until the cluster may be started. After a full disk, it first waits for the back-off of this attempt. If
+// service is set, it then waits until there is enough free space. It returns false when ctx is canceled.
 func (r *resumer) wait(ctx context.Context) bool {
 	reported, retry := r.Attempt > 0, startBackoff()
 	retry.Skip(r.Attempt - 1)
@@ -127,9 +127,10 @@ func (r *resumer) wait(ctx context.Context) bool {
 	return true
 }
 
-// report publishes why the cluster is not started: in the log, to systemd, and for `status`.
+// report publishes why the cluster is not started: in the log, to systemd, to the user who waits for the start, and in
+// a file for `hyperkube status`. It also notifies the watchdog of systemd.
 func (r *resumer) report(reason string) {
-	r.log.Error("disk is full, waiting for free space to restart the cluster", "reason", reason)
+	r.log.Error("disk is full; the cluster is stopped but its pods keep running, starting it when there is free space, checked with back-off", "reason", reason)
 	r.steps.Send(progress.Step{Text: "waiting for free disk space: " + reason, Waiting: true})
 	// This process works, although the cluster that the watchdog checks has stopped.
 	progress.NotifySystemd("STATUS=waiting for free disk space: " + reason + "\nWATCHDOG=1")
@@ -142,13 +143,14 @@ func (r *resumer) report(reason string) {
 // disk.
 func (r *resumer) setReady() { r.ready.Store(true) }
 
-// resume executes this program to restart the cluster, if err is caused by a full disk or a change of the machine's
-// addresses, and ctx is not canceled. Otherwise, or if executing fails, it returns err.
+// resume executes this program to restart the cluster after the error err, which must be caused by a full disk or by a
+// change of the machine's addresses. It returns err if another error stopped the cluster, if ctx is canceled, if executing
+// fails, or if the disk is full, the cluster was never ready and a user waits for the error of the start.
 func (r *resumer) resume(ctx context.Context, err error) error {
 	if change, ok := errors.AsType[*addressChange](err); ok && ctx.Err() == nil {
 		r.log.Info("addresses of the machine changed, restarting the cluster with the new ones", "before", change.before, "after", change.after)
 		if failed := r.exec(resumption{Reason: change.Error()}); failed != nil {
-			r.log.Error("restarting the cluster failed, exiting", "err", failed)
+			r.log.Error("executing hyperkube to restart the cluster with the new addresses failed; this process exits and the cluster is stopped: run `hyperkube up`", "err", failed)
 		}
 		return err
 	}
@@ -159,9 +161,9 @@ func (r *resumer) resume(ctx context.Context, err error) error {
 	if r.ready.Load() {
 		next.Attempt = 1
 	}
-	r.log.Error("disk is full, restarting the cluster when there is free space", "err", err)
+	r.log.Error("disk is full; the cluster stops but its pods keep running, starting it again when there is free space", "err", err)
 	if failed := r.exec(next); failed != nil {
-		r.log.Error("restarting the cluster failed, exiting", "err", failed)
+		r.log.Error("executing hyperkube to restart the cluster after a full disk failed; this process exits and the cluster is stopped: free disk space and run `hyperkube up`", "err", failed)
 	}
 	return err
 }

@@ -12,8 +12,8 @@ import (
 	"hyperkube/internal/credentials/pki"
 )
 
-// metricsAPI is the metrics API as the API server serves it. Its handler uses informers that read from the API
-// server, so it is created after the API server. Until then, requests get the response 503.
+// metricsAPI is the handler of the metrics API (metrics.k8s.io) in the API server. The actual server of this API reads
+// informers, which need the API server, so it is set later. Until then, requests get the response 503.
 type metricsAPI struct {
 	handler atomic.Pointer[metrics.InProcess]
 }
@@ -27,13 +27,13 @@ func (m *metricsAPI) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "the metrics API is starting", http.StatusServiceUnavailable)
 }
 
-// apis returns the APIs for the configuration of the API server.
+// apis returns the metrics API in the form in which the API server serves APIs of its own process.
 func (m *metricsAPI) apis() []aggregation.LocalAPI {
 	return []aggregation.LocalAPI{{GroupVersion: metrics.GroupVersion(), Resources: metrics.Resources(), Handler: m}}
 }
 
-// newMetrics returns the server of the metrics API and sets the handler of usage. The server connects to
-// kubelets with the API server's client certificate.
+// newMetrics returns the server of the metrics API and sets it as the handler of usage. The server connects to kubelets
+// with the API server's client certificate, and reads its files again when they change.
 func (c *clusterRun) newMetrics(shared *client.Clients, usage *metricsAPI) (*metrics.InProcess, error) {
 	pair := c.pki.APIServerKubeletClient
 	files := &pki.Files{Context: "reading the client certificate for kubelets", CertFile: pair.CertFile, KeyFile: pair.KeyFile}

@@ -51,9 +51,10 @@ type additionalNodes struct {
 	Network network.Mode `json:"network,omitempty"`
 }
 
+// additionalNodesFile returns the path of the file that stores the number of nodes and the network between them.
 func additionalNodesFile(l layout.Node) string { return filepath.Join(l.Data, "nodes.json") }
 
-// loadAdditionalNodes reads the saved configuration. The Count is 1 if there is none.
+// loadAdditionalNodes reads the saved configuration. Without a file, it returns a Count of 1.
 func loadAdditionalNodes(l layout.Node) (additionalNodes, error) {
 	f := additionalNodes{Count: 1}
 	data, err := os.ReadFile(additionalNodesFile(l))
@@ -73,8 +74,9 @@ func loadAdditionalNodes(l layout.Node) (additionalNodes, error) {
 // of the bridge.
 const maxLocalNodes = 100
 
-// updateAdditionalNodes sets the total number of nodes and the network mode in the saved configuration,
-// and returns it. Zero values keep the saved ones.
+// updateAdditionalNodes sets the total number of nodes and the network mode in the saved configuration, and returns it.
+// Zero values keep the saved ones, and nothing is written if both are unchanged. The first additional node makes it
+// choose a subnet that no route of the machine uses. Invalid values are configuration errors.
 func updateAdditionalNodes(l layout.Node, count int, mode network.Mode) (additionalNodes, error) {
 	f, err := loadAdditionalNodes(l)
 	if err != nil {
@@ -116,12 +118,13 @@ func updateAdditionalNodes(l layout.Node, count int, mode network.Mode) (additio
 	return f, nil
 }
 
-// additionalNodeName returns the name of the i-th additional node.
+// additionalNodeName returns the name of the i-th additional node, for example NODE-2 for the first (i = 1), because
+// the node of the control plane is number 1.
 func additionalNodeName(id clusterconfig.Cluster, i int) string {
 	return fmt.Sprintf("%s-%d", id.NodeName, i+1)
 }
 
-// nodeManager starts and removes the additional nodes of a running cluster.
+// nodeManager starts and removes the additional nodes of a running cluster on this machine (`up --nodes N`).
 type nodeManager struct {
 	layout  layout.Node
 	cluster clusterconfig.Cluster
@@ -130,13 +133,15 @@ type nodeManager struct {
 	kube    kubernetes.Interface
 	nodes   cache.SharedIndexInformer
 	steps   *progress.Steps
-	// noSeccompDefault is node.Options.NoSeccompDefault of the nodes.
+	// noSeccompDefault turns off seccompDefault of the nodes.
 	noSeccompDefault bool
 	// apiServer is the address and port of the API server. The address is unspecified if it listens on all.
 	apiServer netip.AddrPort
 }
 
-// ensure starts missing additional nodes and removes surplus ones. It returns when all are ready.
+// ensure starts missing additional nodes and removes surplus ones, and removes the bridge between the nodes with the
+// last one. It returns when all are ready. It does nothing if there are none and none are desired, and returns an error
+// if another process is changing the nodes.
 func (f *nodeManager) ensure(ctx context.Context) error {
 	present, err := teardown.AdditionalNodeNumbers(f.layout)
 	if err != nil {
@@ -197,7 +202,8 @@ func (f *nodeManager) openNetwork() (*localnodes.Network, error) {
 	return m, err
 }
 
-// existingNetwork returns the network of the nodes, without a journal, if its bridge exists; otherwise nil.
+// existingNetwork returns the network of the nodes, without a journal, if its bridge exists. It returns nil if there is
+// no bridge or if the cluster never had additional nodes.
 func (f *nodeManager) existingNetwork() (*localnodes.Network, error) {
 	if f.desired.Subnet == "" {
 		return nil, nil // additional nodes were never created, or without a network
@@ -209,7 +215,7 @@ func (f *nodeManager) existingNetwork() (*localnodes.Network, error) {
 	return m, nil
 }
 
-// network returns the network of the nodes, without a journal.
+// network returns the network of the nodes, without a journal. The saved configuration must have a subnet.
 func (f *nodeManager) network() (*localnodes.Network, error) {
 	m := &localnodes.Network{Layout: f.layout}
 	var err error
@@ -260,7 +266,8 @@ func additionalNodeAddresses(machine *localnodes.Network, i int) []string {
 	return out
 }
 
-// start starts the i-th additional node, unless it runs, and waits until it is ready.
+// start starts the i-th additional node and waits until it is ready. A running process of the node is kept if it has
+// the same build, settings and API server; otherwise it is replaced, and its pods keep running.
 func (f *nodeManager) start(ctx context.Context, machine *localnodes.Network, i int) error {
 	began := time.Now()
 	l, name := f.layout.Numbered(i), additionalNodeName(f.cluster, i)
@@ -306,7 +313,8 @@ func (f *nodeManager) start(ctx context.Context, machine *localnodes.Network, i 
 	return nil
 }
 
-// server returns the URL of the API server for the additional nodes.
+// server returns the URL of the API server for the additional nodes: its address or, if it listens on all addresses,
+// that of the host on the bridge between the nodes.
 func (f *nodeManager) server(machine *localnodes.Network) string {
 	if f.apiServer.Addr().IsUnspecified() {
 		return fmt.Sprintf("https://%s:%d", machine.Gateway(), f.apiServer.Port())
@@ -314,7 +322,8 @@ func (f *nodeManager) server(machine *localnodes.Network) string {
 	return "https://" + f.apiServer.String()
 }
 
-// isOutdated reports whether the i-th additional node was configured with another URL of the API server or with other settings.
+// isOutdated reports whether the i-th additional node was configured with another URL of the API server, another
+// network mode or another seccomp default. Files that cannot be read count as unchanged.
 func (f *nodeManager) isOutdated(machine *localnodes.Network, i int) bool {
 	l := f.layout.Numbered(i)
 	var o node.Options
@@ -325,8 +334,8 @@ func (f *nodeManager) isOutdated(machine *localnodes.Network, i int) bool {
 	return err == nil && rest.Host != f.server(machine)
 }
 
-// configure writes the files that the process of the i-th additional node needs, and returns its
-// certificates.
+// configure writes the files that the process of the i-th additional node needs: its certificates, its kubeconfigs and
+// its options. It renews certificates that expire soon, and returns all of them.
 func (f *nodeManager) configure(machine *localnodes.Network, i int) ([]*pki.Pair, error) {
 	l, name, addresses := f.layout.Numbered(i), additionalNodeName(f.cluster, i), additionalNodeAddresses(machine, i)
 	o := node.Options{
@@ -395,8 +404,7 @@ func (f *nodeManager) remove(ctx context.Context, i int) error {
 	return nil
 }
 
-// errStarting is the error of a second start while the first one has not created the files that
-// both need.
+// errStarting is the error of an `up` during the first start of the cluster, while files that it reads do not exist.
 var errStarting = errors.New("the cluster is still starting; try again later")
 
 // startingError returns errStarting if err reports a missing file, otherwise err.
@@ -407,7 +415,8 @@ func startingError(err error) error {
 	return err
 }
 
-// updateNodes changes the number of nodes of a running cluster, and enables the add-ons of --with.
+// updateNodes changes the number of nodes of a cluster that runs in another process, enables the add-ons of --with, and
+// returns when all nodes are ready. It returns errStarting during the first start of the cluster.
 func (o *upOptions) updateNodes(ctx context.Context, l layout.Node, s *progress.Steps) error {
 	t, err := pidlock.AcquireLifecycle(ctx, l, false)
 	if err != nil {

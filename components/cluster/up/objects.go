@@ -14,15 +14,16 @@ import (
 	"hyperkube/manifests"
 )
 
-// objectOptions selects the objects that the cluster applies by itself.
+// objectOptions selects the objects that this process applies to the cluster.
 type objectOptions struct {
 	// enable are the add-ons that this start enables.
 	enable []string
-	// manifests is the directory of manifests; empty means that in the data directory, which is created.
+	// manifests is the directory of manifests. If it is "", that is the directory manifests in the data directory,
+	// which is created.
 	manifests string
 }
 
-// startManifests starts applying the directory of manifests.
+// startManifests starts applying the manifests of the directory, now and when they change.
 func (c *clusterRun) startManifests(ctx context.Context, group *lifecycle.Group, p *parts) error {
 	applier, err := manifestdir.New(manifestdir.Config{
 		Dir: cmp.Or(c.objects.manifests, filepath.Join(c.layout.Data, "manifests")), CreateDir: c.objects.manifests == "",
@@ -36,7 +37,9 @@ func (c *clusterRun) startManifests(ctx context.Context, group *lifecycle.Group,
 	return nil
 }
 
-// startAddons starts applying the objects of the enabled add-ons.
+// startAddons starts applying the objects of the enabled add-ons, now and when the settings of add-ons change.
+// FormerPods is set for clusters whose saved configuration lists the add-on metrics, because earlier versions ran it as
+// pods.
 func (c *clusterRun) startAddons(ctx context.Context, group *lifecycle.Group, p *parts) (*addons.Manager, error) {
 	manager, err := addons.NewManager(addons.Config{
 		Reconciler: &addons.Reconciler{

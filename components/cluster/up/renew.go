@@ -59,24 +59,27 @@ func (c *clusterRun) ensureServingCertificate() error {
 	return nil
 }
 
+// kubeletServing returns the serving certificate of the kubelet on this node. It creates or renews the certificate if
+// necessary.
 func (c *clusterRun) kubeletServing() (*pki.Pair, error) {
 	return c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "kubelet"), pki.KubeletServer(c.cluster.NodeName, node.ServingNames(c.addresses)...))
 }
 
-// admin returns the client certificate of the administrator.
+// admin returns the client certificate of the administrator. It creates or renews the certificate if necessary.
 func (c *clusterRun) admin() (*pki.Pair, error) {
 	return c.pki.CA.EnsurePair(filepath.Join(c.layout.PKI(), "admin"), pki.Client("kubernetes-admin", "system:masters"))
 }
 
-// maintainCertificates renews the certificates of a running cluster and its additional nodes until ctx
-// is done. Servers and clients reload their certificate files when these change.
+// maintainCertificates renews the certificates of a running cluster and its additional nodes until ctx is done. Servers
+// and clients reload their certificate files when these change; an additional node is restarted.
 func (c *clusterRun) maintainCertificates(ctx context.Context, p *parts) error {
-	return certrenewal.RunRenewal(ctx, c.log, "renewing certificates failed, retrying", func() (time.Time, error) {
+	return certrenewal.RunRenewal(ctx, c.log, "renewing certificates failed; the existing certificates stay in use until they expire, retrying in a minute", func() (time.Time, error) {
 		return c.renewCertificates(ctx, p)
 	})
 }
 
-// renewCertificates renews certificates that are due and returns the time of the next renewal.
+// renewCertificates renews the certificates that expire soon and returns the time of the next renewal. If no
+// certificate can be renewed later, that is the time of the next check.
 func (c *clusterRun) renewCertificates(ctx context.Context, p *parts) (next time.Time, err error) {
 	set, err := c.ensureCertificates()
 	if err != nil {
@@ -114,8 +117,9 @@ func (c *clusterRun) renewCertificates(ctx context.Context, p *parts) (next time
 	return next, err
 }
 
-// renewAdditionalNodes renews the certificates of the additional nodes and returns them. A node with a
-// renewed certificate is restarted; its pods keep running.
+// renewAdditionalNodes renews the certificates of the additional nodes and returns them. A node with a renewed
+// certificate is restarted; its pods keep running. It returns nil if there are no additional nodes, and if another
+// process is changing them, which renews their certificates too.
 func (c *clusterRun) renewAdditionalNodes(ctx context.Context, p *parts) (pairs []*pki.Pair, err error) {
 	// Another process may have added nodes since the start.
 	saved, err := loadAdditionalNodes(c.layout)
@@ -162,15 +166,16 @@ func (c *clusterRun) renewAdditionalNodes(ctx context.Context, p *parts) (pairs 
 	return pairs, nil
 }
 
-// startWithTimeout is like start with a timeout, so that a node that does not become ready neither
-// delays the others nor blocks changes of the number of nodes.
+// startWithTimeout starts an additional node and fails if the node is not ready after progress.DefaultTimeout. Without
+// the timeout, such a node would prevent the renewal for other nodes and changes of the number of nodes.
 func startWithTimeout(ctx context.Context, f nodeManager, machine *localnodes.Network, i int) error {
 	ctx, cancel := context.WithTimeout(ctx, progress.DefaultTimeout)
 	defer cancel()
 	return f.start(ctx, machine, i)
 }
 
-// additionalNodeCertificates returns the contents of the certificate files of an additional node.
+// additionalNodeCertificates returns the contents of the certificate files of an additional node, or nil if one of them
+// cannot be read.
 func additionalNodeCertificates(l layout.Node) []byte {
 	var all []byte
 	for _, name := range []string{"kubelet", "kubelet-client", "proxy-client"} {

@@ -26,7 +26,8 @@ import (
 // the new background process replaces.
 const replaceEnv = "HYPERKUBE_REPLACE_PID"
 
-// predecessor is a running main process of another build of this program, or with another configuration.
+// predecessor is a running main process of another build of this program, or with another configuration. A new main
+// process replaces it, unless a service manager runs it.
 type predecessor struct {
 	pid int
 	// args are its arguments after the command name.
@@ -34,11 +35,12 @@ type predecessor struct {
 	// foreground is true if the process runs in the foreground. Its service manager then waits for
 	// its exit and restarts it.
 	foreground bool
-	// changed are the kinds of documents whose content in its configuration is another one; empty if it is of another build.
+	// changed are the kinds of the configuration documents that differ from those of the new process. It is empty if
+	// the process is of another build.
 	changed []string
 }
 
-// reason returns the message about replacing the process.
+// reason returns the text that `up` prints when it replaces the process.
 func (p predecessor) reason() string {
 	if len(p.changed) > 0 {
 		return fmt.Sprintf("replacing process %d because %s changed; pods keep running", p.pid, listWithVerb(p.changed))
@@ -55,7 +57,7 @@ func listWithVerb(names []string) string {
 	return strings.Join(names[:last], ", ") + " and " + names[last] + " have"
 }
 
-// restartHint returns the message about a process that is not replaced, because a service manager runs it.
+// restartHint returns the text that `up` prints if it does not replace the process, because a service manager runs it.
 func (p predecessor) restartHint() string {
 	if len(p.changed) > 0 {
 		return listWithVerb(p.changed) + " changed; restart the service of the running process to apply it, or stop it"
@@ -63,8 +65,8 @@ func (p predecessor) restartHint() string {
 	return fmt.Sprintf("the running process is another build than this one, %s; restart its service, or stop it", version.Get().GitVersion)
 }
 
-// findPredecessor reports whether the process is an `up` of another build. It returns
-// process.ErrNotFound if the process has exited.
+// findPredecessor reports whether the process is an `up` of another build, and returns it. It returns false for a
+// process of this build, and process.ErrNotFound if the process has exited.
 func findPredecessor(pid int) (p predecessor, found bool, err error) {
 	same, err := sameProgram(fmt.Sprintf("/proc/%d/exe", pid), "/proc/self/exe")
 	if err != nil || same {
@@ -73,8 +75,8 @@ func findPredecessor(pid int) (p predecessor, found bool, err error) {
 	return readPredecessor(pid)
 }
 
-// readPredecessor reads the command line of a process. It returns false if the process is no `up`, and process.ErrNotFound if it has
-// exited.
+// readPredecessor reads the command line of a process. It returns false if the process is not `hyperkube up`, and
+// process.ErrNotFound if it has exited.
 func readPredecessor(pid int) (p predecessor, found bool, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
@@ -91,7 +93,8 @@ func readPredecessor(pid int) (p predecessor, found bool, err error) {
 	return p, true, nil
 }
 
-// notFoundOr returns process.ErrNotFound if err shows that the process has exited, otherwise err.
+// notFoundOr returns process.ErrNotFound if err, from reading a file of a process in /proc, shows that the process has
+// exited. Otherwise it returns err with context.
 func notFoundOr(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return process.ErrNotFound
@@ -99,8 +102,9 @@ func notFoundOr(err error) error {
 	return fmt.Errorf("inspecting the running process: %w", err)
 }
 
-// sameProgram reports whether two files have the same content. The binary of a running process may
-// have been replaced on disk; the kernel still provides the old one in /proc.
+// sameProgram reports whether the program of a running process, /proc/PID/exe, has the same content as the file self.
+// The binary may have been replaced on disk; the kernel still provides the old one in /proc. It returns
+// process.ErrNotFound if the process has exited.
 func sameProgram(running, self string) (bool, error) {
 	a, err := os.Open(running)
 	if err != nil {
@@ -145,8 +149,8 @@ func sameProgram(running, self string) (bool, error) {
 	}
 }
 
-// flags returns the flags of the predecessor that are not set in cmd, so that the cluster keeps its
-// settings.
+// flags returns the flags of the predecessor that are not set in cmd, as arguments, so that the cluster keeps its
+// settings. It leaves out flags that this build does not have, and returns nil if the arguments cannot be parsed.
 func (p predecessor) flags(cmd *cobra.Command) []string {
 	previous := New()
 	previous.FParseErrWhitelist.UnknownFlags = true // of a later version
@@ -167,7 +171,8 @@ func (p predecessor) flags(cmd *cobra.Command) []string {
 	return out
 }
 
-// replacedPID returns the PID of the process that this one replaces; 0 if there is none.
+// replacedPID returns the PID of the process that this one replaces, from the environment, from which it removes the
+// variable. It returns 0 if there is none.
 func replacedPID() int {
 	pid, err := strconv.Atoi(os.Getenv(replaceEnv))
 	_ = os.Unsetenv(replaceEnv) // fails only for an invalid name
@@ -177,8 +182,8 @@ func replacedPID() int {
 	return pid
 }
 
-// terminateReplaced terminates the main process that this one replaces, if it still is the main process of the
-// cluster at l.
+// terminateReplaced terminates the process pid, which this one replaces, and waits for its exit. It does nothing if the
+// process is not the main process of the cluster at l anymore. It kills the process after teardown.StopTimeout.
 func terminateReplaced(ctx context.Context, l layout.Node, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, teardown.StopTimeout)
 	defer cancel()

@@ -34,24 +34,27 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// clusterRun runs a cluster in this process.
+// clusterRun runs a cluster in this process: etcd, the control plane, and the node of this machine.
 type clusterRun struct {
-	layout                 layout.Node
-	cluster                clusterconfig.Cluster
-	additional             additionalNodes
-	objects                objectOptions
+	layout layout.Node
+	// cluster is the saved configuration of the cluster, additional that of its additional nodes.
+	cluster    clusterconfig.Cluster
+	additional additionalNodes
+	objects    objectOptions
+	// nodeMonitorGracePeriod is how long a node may not report its status; 0 means the default.
 	nodeMonitorGracePeriod time.Duration
 	// bindAddress is the address of the servers of the controller manager and the scheduler.
-	bindAddress     netip.Addr
-	resumer         *resumer
-	steps           *progress.Steps
-	log             *slog.Logger
+	bindAddress netip.Addr
+	resumer     *resumer
+	steps       *progress.Steps
+	log         *slog.Logger
+	// mergeKubeconfig adds the cluster to the kubeconfig of the user.
 	mergeKubeconfig bool
 	// kubeletConfig is the KubeletConfiguration; may be nil.
 	kubeletConfig *kubeletv1beta1.KubeletConfiguration
 	// credentialProviders are the credential providers for image pulls.
 	credentialProviders node.CredentialProviders
-	// noSeccompDefault disables seccompDefault of the nodes.
+	// noSeccompDefault turns off seccompDefault of the nodes.
 	noSeccompDefault bool
 	// auditLog is the file of the API server's audit log; empty disables auditing.
 	auditLog string
@@ -65,12 +68,13 @@ type clusterRun struct {
 	servingCert atomic.Pointer[tls.Certificate]
 	// adminCert is the administrator's certificate in the kubeconfig files.
 	adminCert *x509.Certificate
-	journal   *hostjournal.Journal
+	// journal records changes of the host for the node of this machine.
+	journal *hostjournal.Journal
 }
 
-// run starts the components in the order of their dependencies, and stops them in reverse order
-// when ctx is done. The group stops the components one after another, so their contexts are not
-// derived from the cancellation of ctx.
+// run starts the components in the order of their dependencies, and stops them in reverse order when ctx is done or one
+// of them fails, whose error it returns. The group stops the components one after another, so their contexts are not
+// derived from the cancellation of ctx. began is the time from which the first step is measured.
 func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	group := &lifecycle.Group{Log: c.log}
 	defer func() {
@@ -193,8 +197,8 @@ func (c *clusterRun) startEtcd(ctx context.Context, group *lifecycle.Group) (*et
 	return db, nil
 }
 
-// startAPIServer starts the API server. It returns when the API is served, with the components that
-// use it. The informers stop when informing is done.
+// startAPIServer starts the API server, and returns the components that use it when the API is served. The components
+// are not started. The informers stop when informing is done.
 func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifecycle.Group, db *etcd.Server) (*parts, error) {
 	began := time.Now()
 	usage := &metricsAPI{}
@@ -234,7 +238,7 @@ func (c *clusterRun) waitNode(ctx context.Context, group *lifecycle.Group, p *pa
 	return labelControlPlane(ctx, p.admin.Kube, name)
 }
 
-// waitDNS waits until DNS answers queries.
+// waitDNS waits until the cluster DNS answers queries of this machine at its service IP.
 func (c *clusterRun) waitDNS(ctx context.Context, group *lifecycle.Group, p *parts) error {
 	began := time.Now()
 	names := &dnsWait{
@@ -261,8 +265,9 @@ func (c *clusterRun) startAdditionalNodes(ctx context.Context, p *parts) error {
 	return f.ensure(ctx)
 }
 
-// maintainNodeRules maintains the iptables rules of the additional nodes. It starts when the first
-// of them is created, which another process may do.
+// maintainNodeRules restores the iptables rules of the additional nodes when another program removes them, until ctx is
+// done. It starts when the first of them is created, which another process may do. If their configuration cannot be
+// loaded, it only logs that.
 func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 	first := additionalNodeName(c.cluster, 1)
 	if err := waitForObject(ctx, p.shared.Informers.Core().V1().Nodes().Informer(), func(n *corev1.Node) bool { return n.Name == first }); err != nil {
@@ -279,7 +284,7 @@ func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 		}
 	}
 	if err != nil {
-		log.Warn("loading the additional nodes or their network failed, their iptables rules are not maintained", "err", err)
+		log.Warn("loading the additional nodes or their network failed; iptables rules that another program removes are not restored, retrying at the next start of the cluster", "err", err)
 	}
 	<-ctx.Done()
 	return nil
@@ -293,8 +298,8 @@ func (c *clusterRun) newNodeManager(p *parts, desired additionalNodes) nodeManag
 	}
 }
 
-// wait runs f, which waits for what. It reports at intervals what it waits for and the result of
-// describe, which may be nil. It fails after a timeout, or if a member of the group fails.
+// wait runs f, which waits for what. It reports at intervals what it waits for and the result of describe, which may be
+// nil. It fails after progress.DefaultTimeout, or if a member of the group fails.
 func (c *clusterRun) wait(ctx context.Context, group *lifecycle.Group, what string, describe func(context.Context) string, f func(context.Context) error) error {
 	p := progress.Waiter{
 		FirstReport: progress.FirstReport, ReportInterval: progress.ReportInterval, Timeout: progress.DefaultTimeout,
@@ -305,7 +310,8 @@ func (c *clusterRun) wait(ctx context.Context, group *lifecycle.Group, what stri
 	return group.WaitFor(ctx, what, func(ctx context.Context) error { return p.Wait(ctx, what, describe, f) })
 }
 
-// receiveError returns a function that waits for the one value of from.
+// receiveError returns a function that waits for the one value of from and returns it, or the cause of its context if
+// that is done first.
 func receiveError(from <-chan error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
@@ -317,7 +323,8 @@ func receiveError(from <-chan error) func(context.Context) error {
 	}
 }
 
-// prepare creates the files that are needed before anything runs.
+// prepare detects the addresses of the node, and creates what the components need when they start: certificates, the
+// EncryptionConfiguration and the journal of host changes. It records the cgroup of the node in the journal.
 func (c *clusterRun) prepare() error {
 	var err error
 	if c.addresses, err = clusterconfig.NodeAddresses(c.cluster.PodCIDRs); err != nil {
@@ -357,7 +364,7 @@ func withGateways(machine []netip.Addr, pods []string) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// server returns the URL of the API server for users of this machine.
+// server returns the URL of the API server for users of this machine: its address, or 127.0.0.1 if it listens on all.
 func (c *clusterRun) server() string {
 	address := apiServerAddress(&c.settings)
 	if address.Addr().IsUnspecified() {
@@ -366,7 +373,8 @@ func (c *clusterRun) server() string {
 	return "https://" + address.String()
 }
 
-// writeKubeconfigs writes the kubeconfig of the administrator and merges it into that of the user.
+// writeKubeconfigs writes the kubeconfig of the administrator and, unless --no-kubeconfig is set, merges it into that
+// of the user.
 func (c *clusterRun) writeKubeconfigs() error {
 	admin, err := c.admin()
 	if err != nil {

@@ -25,8 +25,9 @@ import (
 	"hyperkube/packaging"
 )
 
-// manageService handles --service. It returns true if a systemd unit runs the cluster and there is nothing left
-// to do. A cluster with a unit keeps it until --service=false.
+// manageService handles --service. It returns true if the systemd unit now runs the cluster and `up` has nothing left
+// to do. It returns false if `up` must continue: with --foreground, without a unit, after --service=false has removed
+// it, and if the running unit needs no restart. A cluster with a unit keeps it until --service=false.
 func (o *upOptions) manageService(cmd *cobra.Command, l layout.Node) (done bool, err error) {
 	ctx, out, asked := cmd.Context(), cmd.OutOrStdout(), cmd.Flags().Changed("service")
 	switch {
@@ -50,8 +51,9 @@ func (o *upOptions) manageService(cmd *cobra.Command, l layout.Node) (done bool,
 	return o.startService(cmd, l, asked)
 }
 
-// startService installs and starts the unit, unless it already runs with the same flags and the same build. It
-// writes the unit only if --service was set, or if it is missing or differs in flags that the user set.
+// startService installs and starts the unit and waits until the cluster is ready. It returns false, without starting
+// the unit, if that already runs with the same flags, build and configuration. It writes the unit file only if the user
+// set --service or another flag that belongs in the unit. asked is true if --service was set.
 func (o *upOptions) startService(cmd *cobra.Command, l layout.Node, asked bool) (done bool, err error) {
 	ctx, out := cmd.Context(), cmd.OutOrStdout()
 	// Report errors here and not in the journal.
@@ -96,8 +98,8 @@ func (o *upOptions) startService(cmd *cobra.Command, l layout.Node, asked bool) 
 	return true, nil
 }
 
-// stopOther stops a main process that the unit did not start; its pods keep running. It reports whether the
-// unit's main process runs this build.
+// stopOther stops a main process that the unit did not start; its pods keep running. It reports whether the unit's main
+// process runs and is of this build.
 func (o *upOptions) stopOther(ctx context.Context, out io.Writer, l layout.Node) (running bool, err error) {
 	pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess))
 	if err != nil || pid == 0 {
@@ -114,8 +116,8 @@ func (o *upOptions) stopOther(ctx context.Context, out io.Writer, l layout.Node)
 	return same && err == nil, nil // a process that exits in the meantime is restarted
 }
 
-// unitArguments returns the arguments of `up` in the unit for the flags that the user set, and whether there are
-// any.
+// unitArguments returns the arguments of `up` in the unit for the flags that the user set, and whether there are any.
+// It leaves out flags that the unit sets or that do not apply to it.
 func unitArguments(flags *pflag.FlagSet) (args []string, set bool) {
 	flags.Visit(func(f *pflag.Flag) {
 		switch f.Name {
@@ -131,7 +133,7 @@ func unitArguments(flags *pflag.FlagSet) (args []string, set bool) {
 	return args, len(args) > 0
 }
 
-// mergeAdminKubeconfig merges the administrator's kubeconfig into that of the user.
+// mergeAdminKubeconfig merges the administrator's kubeconfig, which the unit has written, into that of the user.
 func mergeAdminKubeconfig(l layout.Node) error {
 	admin, err := clientcmd.LoadFromFile(clusterconfig.AdminKubeconfig(l))
 	if err != nil {

@@ -17,10 +17,12 @@ import (
 	"hyperkube/manifests"
 )
 
-// pathFlags are the flags whose values are paths and that can be set in a file. The cluster runs in another working directory.
+// pathFlags are the flags whose values are paths and that can be set in a configuration file. The paths must be
+// absolute, because the cluster runs in another working directory.
 var pathFlags = []string{"manifests", "kubelet-config", "kubelet-config-dir", "image-credential-provider-config", "image-credential-provider-bin-dir"}
 
-// makePathsAbsolute makes the paths on the command line absolute, and returns arguments with them.
+// makePathsAbsolute makes the paths that are set on the command line absolute. It returns these flags as arguments for
+// a background process, which has another working directory.
 func makePathsAbsolute(flags *pflag.FlagSet) (args []string, err error) {
 	for _, name := range append([]string{"config"}, pathFlags...) {
 		f := flags.Lookup(name)
@@ -39,12 +41,12 @@ func makePathsAbsolute(flags *pflag.FlagSet) (args []string, err error) {
 	return args, nil
 }
 
-// newFlags returns a new set of the flags of `up`.
+// newFlags returns a new set of the flags of `up` with their defaults.
 func newFlags() *pflag.FlagSet { return newCommand(&upOptions{}).Flags() }
 
-// loadSettings reads the configuration files and applies them to flags that are not set on the command line. If the cluster runs in
-// another process, it first sets the flags of that process that are not set. It returns additional arguments for a process in the
-// background: these flags, and absolute paths.
+// loadSettings reads the configuration files and applies them to flags that are not set on the command line. If the
+// cluster runs in another process, it first sets the flags of that process that are not set, except with --foreground.
+// It returns additional arguments for a process in the background: these flags, and absolute paths.
 func (o *upOptions) loadSettings(flags *pflag.FlagSet, l layout.Node) (args []string, err error) {
 	if args, err = makePathsAbsolute(flags); err != nil {
 		return nil, err
@@ -61,7 +63,8 @@ func (o *upOptions) loadSettings(flags *pflag.FlagSet, l layout.Node) (args []st
 	return args, o.readSettings(flags, l)
 }
 
-// readSettings reads the configuration files, applies them to flags that are not set, and validates the result.
+// readSettings reads the configuration files into o.settings, applies them to flags that are not set, and validates the
+// result. Relative paths in the files are errors.
 func (o *upOptions) readSettings(flags *pflag.FlagSet, l layout.Node) error {
 	settings, err := upconfig.Load(l, o.file, newFlags)
 	if err != nil {
@@ -82,7 +85,8 @@ func (o *upOptions) readSettings(flags *pflag.FlagSet, l layout.Node) error {
 	return o.validate()
 }
 
-// validate reports invalid values that are otherwise detected after the cluster has begun to start.
+// validate reports invalid flags and keys that would otherwise be detected only after the cluster has begun to start.
+// The error names the position in the file.
 func (o *upOptions) validate() error {
 	var errs []error
 	check := func(flag string, err error) {
@@ -112,7 +116,7 @@ func (o *upOptions) validate() error {
 	return errors.Join(errs...)
 }
 
-// saveRunning stores the configuration of this process for later calls of `up`.
+// saveRunning stores the configuration of this process, with which later calls of `up` compare theirs.
 func (o *upOptions) saveRunning(flags *pflag.FlagSet, l layout.Node) error {
 	text, err := o.settings.Text(flags, true)
 	if err != nil {
@@ -121,7 +125,8 @@ func (o *upOptions) saveRunning(flags *pflag.FlagSet, l layout.Node) error {
 	return upconfig.Running{Args: upconfig.KeptArgs(flags), Text: text}.Save(l)
 }
 
-// findChanged returns the running process as a predecessor if its configuration differs from that of o.
+// findChanged returns the process pid as a predecessor if its configuration differs from that of o. It returns false if
+// they are the same, or if the process is not `hyperkube up`.
 func (o *upOptions) findChanged(flags *pflag.FlagSet, l layout.Node, pid int) (p predecessor, found bool, err error) {
 	changed, err := o.changedKinds(flags, l)
 	if err != nil || len(changed) == 0 {
@@ -133,7 +138,8 @@ func (o *upOptions) findChanged(flags *pflag.FlagSet, l layout.Node, pid int) (p
 	return p, found, err
 }
 
-// changedKinds returns the kinds of documents that differ from those of the running process.
+// changedKinds returns the kinds of configuration documents that differ from those of the running process; none if
+// nothing has changed for which the process must be replaced.
 func (o *upOptions) changedKinds(flags *pflag.FlagSet, l layout.Node) ([]string, error) {
 	running, err := upconfig.LoadRunning(l)
 	if err != nil {
@@ -149,7 +155,8 @@ func (o *upOptions) changedKinds(flags *pflag.FlagSet, l layout.Node) ([]string,
 // apiServerPort returns the port of the API server.
 func (o *upOptions) apiServerPort() int { return int(apiServerAddress(&o.settings).Port()) }
 
-// apiServerAddress returns the address and port at which the API server listens. The address is unspecified if it listens on all.
+// apiServerAddress returns the address and port at which the API server listens. The address is unspecified if it
+// listens on all, which is the default.
 func apiServerAddress(settings *upconfig.Config) netip.AddrPort {
 	if settings.Components.APIServer == nil {
 		return netip.AddrPortFrom(netip.IPv4Unspecified(), layout.PortAPIServer)

@@ -76,7 +76,7 @@ func New() *cobra.Command {
 	return newCommand(&upOptions{})
 }
 
-// newCommand returns the command with its flags in o.
+// newCommand returns the command `up`, whose flags set the fields of o.
 func newCommand(o *upOptions) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -112,7 +112,7 @@ func newCommand(o *upOptions) *cobra.Command {
 	return cmd
 }
 
-// normalizeFlagName maps the flag names that kubeadm and other programs use for CIDRs.
+// normalizeFlagName maps the flag names that kubeadm and other programs use for CIDRs to those of `up`.
 func normalizeFlagName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	switch name {
 	case "pod-cidr", "pod-network-cidr":
@@ -123,6 +123,8 @@ func normalizeFlagName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
+// run is the command `up`. In the process that the user starts, it starts the cluster in a background process or a
+// systemd unit, or updates a running cluster. In the background process and with --foreground, it runs the cluster.
 func (o *upOptions) run(cmd *cobra.Command) error {
 	if err := command.RequireRoot(); err != nil {
 		return err
@@ -184,9 +186,10 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	return progress.StartBackground(cmd.Context(), args, l.Log(layout.MainProcess), show, env...)
 }
 
-// handleRunning handles a cluster that already runs, and returns true if there is nothing left to do. It
-// ignores a main process that exits in the meantime. It returns a main process of another build,
-// which has to be replaced.
+// handleRunning handles a cluster that already runs. It returns a main process of another build or configuration, which
+// the caller must replace. If there is none, or if a service manager runs it or --foreground is set, it updates the
+// number of nodes and returns true, because nothing is left to do. It returns false if no main process runs, and checks
+// again if one exits in the meantime.
 func (o *upOptions) handleRunning(cmd *cobra.Command, l layout.Node) (before predecessor, done bool, err error) {
 	for {
 		pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess))
@@ -248,7 +251,8 @@ func (o *upOptions) handleRunning(cmd *cobra.Command, l layout.Node) (before pre
 	}
 }
 
-// runWithProgress runs the cluster and reports its error, if it was not stopped by a signal.
+// runWithProgress runs the cluster, and reports its error to send and its exit to systemd. A stop by a signal is not an
+// error.
 func (o *upOptions) runWithProgress(cmd *cobra.Command, l layout.Node, from resumption, send func(progress.Step)) error {
 	s := progress.New(send)
 	err := o.serve(cmd, l, from, s)
@@ -259,7 +263,9 @@ func (o *upOptions) runWithProgress(cmd *cobra.Command, l layout.Node, from resu
 	return err
 }
 
-// serve runs the cluster until ctx is done.
+// serve runs the cluster until the context of cmd is done. Before, it terminates the process that this one replaces,
+// becomes the main process of the cluster, and waits for disk space if the disk was full. After a full disk, it
+// executes this program again instead of returning.
 func (o *upOptions) serve(cmd *cobra.Command, l layout.Node, from resumption, s *progress.Steps) error {
 	ctx := cmd.Context()
 	// Validate the configuration before stopping another process.
@@ -289,7 +295,7 @@ func (o *upOptions) serve(cmd *cobra.Command, l layout.Node, from resumption, s 
 		return err
 	}
 	if err := o.saveRunning(cmd.Flags(), l); err != nil {
-		log.Warn("saving the configuration for later calls of up failed, the next one replaces this process", "err", err)
+		log.Warn("saving the configuration of this process failed; the next `up` compares its own with an outdated one and may replace this process needlessly or miss a change, no retry", "err", err)
 	}
 	r := newResumer(l, lock, log, s, from, o.foreground && exists)
 	if !r.wait(ctx) {
@@ -301,8 +307,8 @@ func (o *upOptions) serve(cmd *cobra.Command, l layout.Node, from resumption, s 
 	return err
 }
 
-// acquireMain takes the lock of the main process, or adopts the one that this process held before it
-// executed itself.
+// acquireMain makes this process the main process of the cluster: it locks the PID file, or adopts the lock that this
+// process held before it executed itself.
 func acquireMain(ctx context.Context, l layout.Node, from resumption) (*pidlock.Lock, error) {
 	if from != (resumption{}) {
 		return pidlock.Adopt(l.PIDFile(layout.MainProcess), from.LockFD)
@@ -310,7 +316,8 @@ func acquireMain(ctx context.Context, l layout.Node, from resumption) (*pidlock.
 	return pidlock.AcquireMain(ctx, l)
 }
 
-// start runs the preflight checks, then the cluster until ctx is canceled.
+// start runs the preflight checks, loads or creates the configuration of the cluster, and runs the cluster until ctx is
+// canceled.
 func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1beta1.KubeletConfiguration, r *resumer) error {
 	s, began := r.steps, time.Now()
 	ports := []int{
@@ -341,8 +348,8 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 	return c.run(ctx, began)
 }
 
-// loadOrCreateConfig loads the configuration of the first start, or creates it, and applies the options that
-// can change later. It saves nothing if any option is invalid.
+// loadOrCreateConfig loads the configuration of the cluster, or creates it at the first start, and applies the options
+// that can change later: add-ons, number of nodes and network mode. It saves nothing if any option is invalid.
 func (o *upOptions) loadOrCreateConfig(l layout.Node) (clusterconfig.Cluster, additionalNodes, error) {
 	id, exists, err := clusterconfig.Load(l)
 	if err == nil && !exists {
@@ -362,8 +369,8 @@ func (o *upOptions) loadOrCreateConfig(l layout.Node) (clusterconfig.Cluster, ad
 	return id, additional, err
 }
 
-// ignoredFlags returns messages about flags that only have an effect at the first start and differ from
-// the saved configuration.
+// ignoredFlags returns a message for each flag that only has an effect at the first start and differs from the saved
+// configuration.
 func (o *upOptions) ignoredFlags(id clusterconfig.Cluster) []string {
 	var texts []string
 	for _, c := range []struct{ flag, wish, is string }{

@@ -25,7 +25,8 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// waitForObject blocks until the informer has an object for which match returns true.
+// waitForObject blocks until the informer has an object for which match returns true. Existing objects count too. When
+// ctx is done, it returns its cause. The caller starts the informer.
 func waitForObject[T any](ctx context.Context, informer cache.SharedIndexInformer, match func(T) bool) error {
 	found := make(chan struct{}, 1)
 	check := func(obj any) {
@@ -66,8 +67,8 @@ func waitNodeReady(ctx context.Context, nodes cache.SharedIndexInformer, name st
 	})
 }
 
-// labelControlPlane labels the node as a control plane node. The kubelet may not do that. The node gets no taint,
-// because it runs all pods.
+// labelControlPlane labels the node as a control plane node. NodeRestriction does not let the kubelet set this label.
+// The node gets no taint, because it runs all pods.
 func labelControlPlane(ctx context.Context, kube kubernetes.Interface, name string) error {
 	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:""}}}`, clusterconfig.ControlPlaneRole)
 	if _, err := kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: addons.FieldManager}); err != nil {
@@ -76,7 +77,7 @@ func labelControlPlane(ctx context.Context, kube kubernetes.Interface, name stri
 	return nil
 }
 
-// describeNode describes why a node is not ready.
+// describeNode returns the message of the node's Ready condition, or why that cannot be read.
 func describeNode(ctx context.Context, kube kubernetes.Interface, name string) string {
 	node, err := kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -111,9 +112,9 @@ func (w *dnsWait) wait(ctx context.Context) error {
 	return w.queryUntilAnswered(ctx)
 }
 
-// queryUntilAnswered sends queries until one is answered. kube-proxy writes its rules a moment after the endpoint
-// appears, without a notification to this process. A query that is sent earlier leaves the machine
-// and is lost without an error, so the timeout of the first queries is short.
+// queryUntilAnswered sends queries until one is answered successfully or ctx is done. kube-proxy writes its rules a
+// moment after the endpoint appears, without a notification to this process. A query that is sent earlier leaves the
+// machine and is lost without an error, so the timeout of the first queries is short.
 func (w *dnsWait) queryUntilAnswered(ctx context.Context) error {
 	query := new(dns.Msg).SetQuestion(dns.Fqdn("kubernetes.default.svc."+w.domain), dns.TypeA)
 	retry := backoff.Backoff{First: 10 * time.Millisecond, Max: time.Second}
@@ -155,7 +156,8 @@ func (w *dnsWait) describe(ctx context.Context) string {
 	return strings.Join(texts, "; ")
 }
 
-// describePod describes a pod in one line, with its last event.
+// describePod describes the phase and the containers that are not ready of a pod in one line, with its last event if
+// events can be read.
 func describePod(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "pod %s is %s", pod.Name, pod.Status.Phase)

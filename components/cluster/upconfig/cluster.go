@@ -10,7 +10,8 @@ import (
 	"hyperkube/internal/base/strictyaml"
 )
 
-// buildCluster sets the fields of c that a ClusterConfiguration determines, except for the extra arguments.
+// buildCluster sets the fields of c that a ClusterConfiguration determines, except for the extra arguments of
+// components. It adds errors for fields that have no effect in a cluster of `up`.
 func (r *reader) buildCluster(c *Config) {
 	doc := r.merged[clusterKind]
 	if doc == nil {
@@ -73,7 +74,8 @@ func (r *reader) buildCluster(c *Config) {
 	}
 }
 
-// buildNetworking adds a setting of ClusterConfiguration that is also a flag of `up`.
+// buildNetworking sets a flag of `up` to the value of networking.KEY of ClusterConfiguration. It adds an error if the
+// value is invalid, or if UpConfiguration sets the flag too.
 func (r *reader) buildNetworking(c *Config, doc *strictyaml.Node, key, name string) {
 	field, _ := lookup(doc, "networking", key)
 	flag := r.flags.Lookup(name)
@@ -94,7 +96,7 @@ func (r *reader) buildNetworking(c *Config, doc *strictyaml.Node, key, name stri
 	c.settings[flag.Name] = setting{values: values, position: field.Position()}
 }
 
-// lookup returns the field at a path of keys.
+// lookup returns the field at a path of keys. It returns false if n is nil or the field does not exist.
 func lookup(n *strictyaml.Node, path ...string) (strictyaml.Field, bool) {
 	var found strictyaml.Field
 	for _, key := range path {

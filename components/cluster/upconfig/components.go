@@ -31,7 +31,8 @@ type Components struct {
 	Proxy       *proxy.Flags
 }
 
-// buildComponents sets c.Components.
+// buildComponents parses and validates the extra arguments and documents of the components, and sets c.Components to
+// the result.
 func (r *reader) buildComponents(c *Config) {
 	cluster, up := r.merged[clusterKind], r.merged[Kind]
 	out := &c.Components
@@ -87,8 +88,8 @@ func checkPort(port uint16) error {
 	return fmt.Errorf("--secure-port: %d is a port of %s", port, owner)
 }
 
-// buildComponent returns the settings of a component that is configured by documents of a kind and by arguments, which
-// newFlags creates. It returns the zero value if the files contain neither.
+// buildComponent returns the settings of a component that is configured by documents of a kind and by arguments.
+// newFlags adds the flags of the component to a set. It returns the zero value if the files contain neither.
 func buildComponent[F interface{ Validate() error }](r *reader, component, kind string, args []*strictyaml.Node, newFlags func(set *pflag.FlagSet, document []byte) (F, error)) (out F) {
 	doc := r.merged[kind]
 	if doc == nil && len(args) == 0 {
@@ -128,7 +129,7 @@ func jsonOf(doc *strictyaml.Node) []byte {
 	return doc.JSON()
 }
 
-// items returns the items of the list at a path.
+// items returns the items of the list at a path, or nil if there is no such list.
 func items(doc *strictyaml.Node, path ...string) []*strictyaml.Node {
 	field, ok := lookup(doc, path...)
 	if !ok {
@@ -144,7 +145,8 @@ func newSet() *pflag.FlagSet {
 	return set
 }
 
-// setArguments sets flags of a component. It adds errors for flags that do not exist, flags that `up` determines, and invalid values.
+// setArguments sets flags of a component. It adds errors for flags that do not exist, flags that `up` determines,
+// relative paths, and invalid values.
 func (r *reader) setArguments(component string, set *pflag.FlagSet, args []*strictyaml.Node) {
 	for _, arg := range args {
 		name, value := arg.Text("name"), arg.Text("value")
@@ -163,7 +165,7 @@ func (r *reader) setArguments(component string, set *pflag.FlagSet, args []*stri
 	}
 }
 
-// isPath reports whether the values of a flag are paths.
+// isPath reports whether the values of a flag are paths, which it concludes from the name of the flag.
 func isPath(flag string) bool {
 	return flag != "runtime-config" && slices.ContainsFunc([]string{"-file", "-path", "-dir", "-config"}, func(suffix string) bool { return strings.HasSuffix(flag, suffix) })
 }

@@ -6,9 +6,7 @@ import (
 	"hyperkube/internal/base/strictyaml"
 )
 
-// k3sSettings maps keys of k3s' configuration file to their counterparts.
-//
-// https://docs.k3s.io/cli/server
+// k3sSettings maps keys of k3s' configuration file to a text about their counterparts in the files of `up`.
 var k3sSettings = map[string]string{
 	"write-kubeconfig-mode":             "`up` writes the kubeconfig of the administrator with mode 0600 and adds it to your kubeconfig; create one for another user with `hyperkube kubeconfig user`",
 	"write-kubeconfig":                  "`up` adds a context to your kubeconfig unless noKubeconfig is true",
@@ -50,7 +48,8 @@ var k3sSettings = map[string]string{
 // k3sHint returns the counterpart of a key of k3s; "" if k3s has no such key, or none that is known here.
 func k3sHint(key string) string { return k3sSettings[strings.TrimSuffix(key, "+")] }
 
-// failK3s adds errors if doc is a configuration file of k3s, which has no kind, and reports whether it is.
+// failK3s adds errors if doc, which has no kind, is a configuration file of k3s, and reports whether it is. A document
+// with one known key of k3s is such a file.
 func (r *reader) failK3s(doc *strictyaml.Node) bool {
 	var found []strictyaml.Field
 	for _, f := range doc.Fields {

@@ -28,7 +28,7 @@ const (
 // kind is a kind of document.
 type kind struct {
 	kind, apiVersion string
-	// check reports unknown fields and wrong types of a document.
+	// check adds errors for unknown fields and wrong types of a document to r.
 	check func(r *reader, doc *strictyaml.Node)
 }
 
@@ -51,7 +51,8 @@ var foreignKinds = map[string]string{
 	"UpgradeConfiguration": "`hyperkube up` upgrades the cluster when it starts with another version",
 }
 
-// kindOf returns the kind of a document. It adds an error if it is not supported.
+// kindOf returns the kind of a document. If the kind or its apiVersion is not supported, it adds an error and returns
+// false.
 func (r *reader) kindOf(doc *strictyaml.Node) (kind, bool) {
 	name, version := doc.Text("kind"), doc.Text("apiVersion")
 	if name == "" && version == "" && r.failK3s(doc) {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// owned are flags that extra arguments cannot set, because `up` determines them.
+// owned are flags of a component that extra arguments cannot set, because `up` determines them.
 type owned struct {
 	// flags are names, or prefixes of names that end in "*".
 	flags  []string

@@ -19,14 +19,16 @@ import (
 type Running struct {
 	// Args are the flags of its command line that a later `up` keeps unless they are set again.
 	Args []string `json:"args,omitempty"`
-	// Text is the result of Text for replacing.
+	// Text is the result of Config.Text for replacing. It is empty for the default configuration.
 	Text string `json:"text,omitempty"`
 }
 
-// runningFile returns the file in which the main process stores its configuration. It does not exist if that is the default.
+// runningFile returns the file in which the main process stores its configuration. The file does not exist if the
+// process has the default configuration.
 func runningFile(l layout.Node) string { return filepath.Join(l.Run, "config.json") }
 
-// LoadRunning returns the configuration of the process that last ran the cluster.
+// LoadRunning returns the configuration of the process that last ran the cluster since the machine was booted. It
+// returns the zero value if that was the default configuration.
 func LoadRunning(l layout.Node) (Running, error) {
 	var r Running
 	data, err := os.ReadFile(runningFile(l))
@@ -42,7 +44,8 @@ func LoadRunning(l layout.Node) (Running, error) {
 	return r, nil
 }
 
-// Save stores the configuration for LoadRunning. Only root can read the file, because it may contain secrets.
+// Save stores the configuration for LoadRunning, or deletes the file if the configuration is the default. Only root can
+// read the file, because it may contain secrets.
 func (r Running) Save(l layout.Node) error {
 	if len(r.Args) == 0 && r.Text == "" {
 		if err := os.Remove(runningFile(l)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -60,7 +63,8 @@ func (r Running) Save(l layout.Node) error {
 	return nil
 }
 
-// KeptArgs returns the flags that are set on the command line and that a later `up` keeps.
+// KeptArgs returns the flags that are set on the command line and that a later `up` keeps unless it sets them. It
+// leaves out flags that only have an effect at the first start or for one call of the command.
 func KeptArgs(flags *pflag.FlagSet) []string {
 	var args []string
 	flags.Visit(func(f *pflag.Flag) {
@@ -72,7 +76,8 @@ func KeptArgs(flags *pflag.FlagSet) []string {
 	return args
 }
 
-// argumentOf returns the value of a flag for the command line.
+// argumentOf returns the value of a flag as it is written on the command line, with the elements of a list separated by
+// commas.
 func argumentOf(f *pflag.Flag) string {
 	if list, ok := f.Value.(pflag.SliceValue); ok {
 		return strings.Join(list.GetSlice(), ",")
@@ -80,7 +85,8 @@ func argumentOf(f *pflag.Flag) string {
 	return f.Value.String()
 }
 
-// Keep sets the flags of args that are not set in flags, and returns their arguments. It ignores flags that do not exist.
+// Keep sets the flags of args that are not set in flags, and returns their arguments. It ignores flags that do not
+// exist and invalid values.
 func Keep(flags *pflag.FlagSet, args []string) []string {
 	var kept []string
 	for _, arg := range args {

@@ -11,14 +11,15 @@ import (
 	"hyperkube/internal/base/strictyaml"
 )
 
-// setting is the value of a flag of `up` in a file.
+// setting is the value of a flag of `up` in a configuration file.
 type setting struct {
 	// values has one element, or any number for a flag that is a list.
-	values   []string
+	values []string
+	// position is the file and line, for messages.
 	position string
 }
 
-// noKeys maps the flags of `up` that are not keys to the reason.
+// noKeys maps the flags of `up` that are not keys of UpConfiguration to the reason.
 var noKeys = map[string]string{
 	"config":     "the file cannot name another file; use drop-in files in the directory config.yaml.d",
 	"root":       "the path of the file depends on it; set it on the command line",
@@ -28,10 +29,10 @@ var noKeys = map[string]string{
 	"help":       "it describes one call of the command",
 }
 
-// acronyms are the words of flags that are not capitalized in keys like other words.
+// acronyms maps the words of flags that are acronyms to their form in keys.
 var acronyms = map[string]string{"cidr": "CIDR", "dns": "DNS", "ip": "IP", "url": "URL"}
 
-// keyOf returns the key of a flag: clusterCIDR for cluster-cidr.
+// keyOf returns the key of UpConfiguration for a flag, for example clusterCIDR for cluster-cidr.
 func keyOf(flag string) string {
 	words := strings.Split(flag, "-")
 	for i, w := range words {
@@ -46,7 +47,7 @@ func keyOf(flag string) string {
 	return strings.Join(words, "")
 }
 
-// keys returns the flags of `up` by their keys.
+// keys returns the flags of `up` by their keys in UpConfiguration, without the flags that are not keys.
 func keys(flags *pflag.FlagSet) map[string]*pflag.Flag {
 	out := map[string]*pflag.Flag{}
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -69,7 +70,7 @@ const (
 	proxyArgs   = "kubeProxyExtraArgs"
 )
 
-// checkUp checks an UpConfiguration.
+// checkUp adds errors for unknown keys and invalid values of an UpConfiguration.
 func (r *reader) checkUp(doc *strictyaml.Node) {
 	known := keys(r.flags)
 	rest := *doc
@@ -94,7 +95,8 @@ func (r *reader) checkUp(doc *strictyaml.Node) {
 	}
 }
 
-// unknownKey describes an unknown key of UpConfiguration and names the correct one, if there is one.
+// unknownKey returns the error message for an unknown key of UpConfiguration. It names the correct key if only the
+// spelling is wrong, and the counterpart of a key of k3s.
 func unknownKey(key string, known map[string]*pflag.Flag) string {
 	if reason := noKeys[strings.TrimLeft(key, "-")]; reason != "" {
 		return key + ": not supported in a file: " + reason
@@ -111,7 +113,8 @@ func unknownKey(key string, known map[string]*pflag.Flag) string {
 	return key + ": unknown key: `hyperkube config print --defaults` lists all keys"
 }
 
-// checkSetting checks the type and the value of a key.
+// checkSetting adds an error if the type or the value of a key is wrong. An empty value is correct: it deletes the key
+// of an earlier file.
 func (r *reader) checkSetting(f strictyaml.Field, flag *pflag.Flag) {
 	if f.Value.Kind == strictyaml.Scalar && f.Value.Scalar == nil {
 		return // deletes the key of an earlier file
@@ -127,7 +130,8 @@ func (r *reader) checkSetting(f strictyaml.Field, flag *pflag.Flag) {
 	}
 }
 
-// valuesOf returns the value of a key in the format of its flag, or a description of the wrong type.
+// valuesOf returns the value of a key in the format of its flag. problem describes a wrong type; it is "" if the type
+// is correct.
 func valuesOf(n *strictyaml.Node, flag *pflag.Flag) (values []string, problem string) {
 	text, isText := n.Scalar.(string)
 	_, isList := flag.Value.(pflag.SliceValue)
@@ -166,7 +170,7 @@ func valuesOf(n *strictyaml.Node, flag *pflag.Flag) (values []string, problem st
 	return nil, "expected a string"
 }
 
-// setValue sets the value of a flag without marking it as changed.
+// setValue sets the value of a flag without marking it as changed. values has one element unless the flag is a list.
 func setValue(flag *pflag.Flag, values []string) error {
 	if list, ok := flag.Value.(pflag.SliceValue); ok {
 		return list.Replace(values)
@@ -174,8 +178,8 @@ func setValue(flag *pflag.Flag, values []string) error {
 	return flag.Value.Set(values[0])
 }
 
-// buildSettings sets c.settings to the values of the UpConfiguration documents, by the name of the flag of `up` that each
-// key sets. It ignores keys and values that are not valid; Load has reported them.
+// buildSettings sets c.settings to the values of the merged UpConfiguration, by the name of the flag of `up` that each
+// key sets. It ignores invalid values; checkUp has added their errors.
 func (r *reader) buildSettings(c *Config) {
 	c.settings = map[string]setting{}
 	doc := r.merged[Kind]
@@ -192,7 +196,8 @@ func (r *reader) buildSettings(c *Config) {
 	}
 }
 
-// ApplyTo sets the flags that are not set on the command line, without marking them as changed.
+// ApplyTo sets the flags of `up` that are not set on the command line to the values in the files, without marking them
+// as changed.
 func (c *Config) ApplyTo(flags *pflag.FlagSet) error {
 	for name, s := range c.settings {
 		if flag := flags.Lookup(name); flag != nil && !flag.Changed {
@@ -212,6 +217,7 @@ func (c *Config) Position(flag string) string {
 	return "--" + flag
 }
 
+// sortedKeys returns the keys of m in lexical order.
 func sortedKeys[V any](m map[string]V) []string {
 	names := make([]string, 0, len(m))
 	for name := range m {

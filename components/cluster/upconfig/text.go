@@ -19,11 +19,13 @@ import (
 // the configuration for which `up` replaces a running process.
 var firstStart = []string{"node-name", "cluster-cidr", "service-cidr", "cluster-domain", "nodes", "with", "no-kubeconfig"}
 
+// isFirstStart reports whether a running process need not be replaced when the flag has changed.
 func isFirstStart(flag string) bool { return slices.Contains(firstStart, flag) }
 
-// Text returns the effective configuration as documents in YAML: the keys whose values in flags are not the default, and the other
-// documents. ApplyTo must have been called with flags. If forReplacing is set, it leaves out the settings that a running process does
-// not need to be replaced for; the text is then "" for the default configuration.
+// Text returns the effective configuration as documents in YAML: the keys whose values in flags are not the default,
+// and the other documents. The KubeletConfiguration includes the files of --kubelet-config and --kubelet-config-dir.
+// ApplyTo must have been called with flags. If forReplacing is set, it leaves out the settings that a running process
+// does not need to be replaced for; the text is then "" for the default configuration.
 func (c *Config) Text(flags *pflag.FlagSet, forReplacing bool) (string, error) {
 	up := map[string]any{}
 	for key, flag := range keys(flags) {
@@ -68,8 +70,8 @@ func (c *Config) Text(flags *pflag.FlagSet, forReplacing bool) (string, error) {
 	return out.String(), nil
 }
 
-// ChangedKinds returns the kinds of the documents that differ between two results of Text for replacing, in the order in which they
-// are printed.
+// ChangedKinds returns the kinds of the documents that differ between two results of Text for replacing, in the order
+// in which they are printed. It returns nil if the texts are equal, and an error if one cannot be parsed.
 func ChangedKinds(before, after string) ([]string, error) {
 	if before == after {
 		return nil, nil
@@ -123,6 +125,7 @@ func decodeMap(data []byte) (map[string]any, error) {
 	return out, nil
 }
 
+// stringFlag returns the value of a flag, or "" if it does not exist.
 func stringFlag(flags *pflag.FlagSet, name string) string {
 	if f := flags.Lookup(name); f != nil {
 		return f.Value.String()
@@ -130,7 +133,7 @@ func stringFlag(flags *pflag.FlagSet, name string) string {
 	return ""
 }
 
-// valueOf returns the value of a flag as it is written in a file.
+// valueOf returns the value of a flag as it is encoded in a file: a list of strings, a bool, a number or a string.
 func valueOf(flag *pflag.Flag) any {
 	if list, ok := flag.Value.(pflag.SliceValue); ok {
 		return append([]string{}, list.GetSlice()...) // not null

@@ -71,7 +71,8 @@ func Load(l layout.Node, file string, newFlags func() *pflag.FlagSet) (*Config, 
 	return c, r.build(c)
 }
 
-// listFiles returns the existing ones of file and its drop-in files. It is an error if file is missing, unless optional is set.
+// listFiles returns those of file and its drop-in files that exist. It is an error if file is missing, unless optional
+// is set.
 func listFiles(file string, optional bool) ([]string, error) {
 	var paths []string
 	switch _, err := os.Stat(file); {
@@ -92,19 +93,21 @@ func listFiles(file string, optional bool) ([]string, error) {
 	return paths, nil
 }
 
-// reader collects the documents of all files.
+// reader collects the documents of all files and the errors in them.
 type reader struct {
 	flags *pflag.FlagSet
-	// merged are the documents by kind.
+	// merged are the documents by kind. Fields of a later file replace those of earlier ones.
 	merged map[string]*strictyaml.Node
 	errs   []error
 }
 
+// fail adds an error at a position, which is a file and a line.
 func (r *reader) fail(position, format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf("%s: %s", position, fmt.Sprintf(format, args...)))
 }
 
-// readFile validates the documents of a file and merges them.
+// readFile validates the documents of a file and merges them with those of earlier files. A second document of the same
+// kind in one file is an error.
 func (r *reader) readFile(path string, data []byte) {
 	docs, err := strictyaml.Parse(path, data)
 	if err != nil {
@@ -127,7 +130,7 @@ func (r *reader) readFile(path string, data []byte) {
 	}
 }
 
-// build sets the fields of c from the merged documents.
+// build sets the fields of c from the merged documents, and returns all errors.
 func (r *reader) build(c *Config) error {
 	c.documents = r.merged
 	r.buildSettings(c)

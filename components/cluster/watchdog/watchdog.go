@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Probe returns an error if this process does not work. Its context is canceled after one interval of the watchdog.
+// Probe returns an error if this process does not work. Its context is canceled after one interval of the watchdog, a
+// quarter of WatchdogSec.
 type Probe func(ctx context.Context) error
 
 // Watchdog notifies systemd while its probe succeeds. There is no timer that notifies independently of the probe, because
@@ -30,7 +31,7 @@ type Watchdog struct {
 // notificationsPerTimeout is how often systemd is notified within its timeout, so that one late probe has no consequence.
 const notificationsPerTimeout = 4
 
-// New returns the watchdog of this process. It returns nil if systemd expects no notifications of it: if WatchdogSec is not
+// New returns the watchdog of this process. It returns nil if systemd expects no notifications: if WatchdogSec is not
 // set in its unit, or if this process is not the main process of a unit.
 func New(probe Probe, log *slog.Logger) (*Watchdog, error) {
 	text, pid := os.Getenv("WATCHDOG_USEC"), os.Getenv("WATCHDOG_PID")
@@ -46,7 +47,7 @@ func New(probe Probe, log *slog.Logger) (*Watchdog, error) {
 	}, nil
 }
 
-// Start starts the watchdog of this process in group, if systemd expects notifications of it.
+// Start starts the watchdog of this process in group. It does nothing if systemd expects no notifications.
 func Start(ctx context.Context, group *lifecycle.Group, probe Probe, log *slog.Logger) error {
 	w, err := New(probe, log)
 	if w != nil {
@@ -66,7 +67,7 @@ func (w *Watchdog) Run(ctx context.Context) error {
 	}
 }
 
-// check runs the probe once, and notifies systemd if it succeeds.
+// check runs the probe once, and notifies systemd if it succeeds. Otherwise it logs a warning, unless ctx is done.
 func (w *Watchdog) check(ctx context.Context) {
 	probing, cancel := context.WithTimeout(ctx, w.interval)
 	defer cancel()
@@ -74,6 +75,6 @@ func (w *Watchdog) check(ctx context.Context) {
 	case err == nil:
 		w.notify("WATCHDOG=1")
 	case ctx.Err() == nil:
-		w.log.Warn("health check of this process failed, systemd restarts it if the check keeps failing", "err", err)
+		w.log.Warn("health check of this process failed; systemd restarts the process if no check succeeds within WatchdogSec, checking again after a quarter of it", "err", err)
 	}
 }

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Systemd is a fake systemd: a program systemctl that records its calls, and the directories of a machine that
-// runs systemd.
+// Systemd is a fake systemd for tests: a program systemctl that records its calls, and empty directories in the place
+// of /run and /etc/systemd/system.
 type Systemd struct {
 	dir string
 }
 
-// New hides /run and the units of this machine until the test ends, and puts a fake systemctl first in PATH. It
-// skips the test if it cannot mount. The test must not run in parallel.
+// New hides /run and the units of this machine until the test ends, and puts a fake systemctl first in PATH. It skips
+// the test without root or if it cannot mount. The test must not run in parallel.
 func New(t *testing.T) *Systemd {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -45,7 +45,7 @@ func New(t *testing.T) *Systemd {
 	return s
 }
 
-// Boot makes the machine one that runs systemd.
+// Boot makes service.HasSystemd report that the machine runs systemd.
 func (s *Systemd) Boot(t *testing.T) {
 	t.Helper()
 	if err := os.MkdirAll("/run/systemd/system", 0o755); err != nil {
@@ -53,7 +53,7 @@ func (s *Systemd) Boot(t *testing.T) {
 	}
 }
 
-// Block makes starts of units wait until they are canceled.
+// Block makes `systemctl restart` wait until its context is canceled.
 func (s *Systemd) Block(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(s.dir, "stuck"), nil, 0o600); err != nil {
@@ -69,8 +69,8 @@ func (s *Systemd) SetMainPID(t *testing.T, pid string) {
 	}
 }
 
-// Calls returns the calls of systemctl since the last call of Calls, except queries. Arguments are separated by
-// underscores, without leading hyphens.
+// Calls returns the calls of systemctl since the last call of Calls, except `systemctl show`. Arguments are separated
+// by underscores, without leading hyphens: "enable_now_hyperkube.service".
 func (s *Systemd) Calls() []string {
 	file := filepath.Join(s.dir, "calls")
 	data, _ := os.ReadFile(file) // missing if there was no call
