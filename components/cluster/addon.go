@@ -19,7 +19,7 @@ import (
 	"hyperkube/manifests"
 )
 
-// addonOptions are the flags of the `addon` commands.
+// addonOptions are the flags of `addon` and its subcommands.
 type addonOptions struct {
 	root, kubeconfig string
 	// wait is how long `enable` and `disable` wait until the change is applied; 0 means not at all.
@@ -27,6 +27,7 @@ type addonOptions struct {
 	output command.Output
 }
 
+// newAddon returns the command `addon`, which lists, enables and disables add-ons.
 func newAddon() *cobra.Command {
 	o := &addonOptions{}
 	cmd := &cobra.Command{Use: "addon", Short: "List, enable and disable add-ons"}
@@ -89,7 +90,8 @@ func newAddon() *cobra.Command {
 	return cmd
 }
 
-// connect returns the cluster of the kubeconfig.
+// connect returns the cluster of --kubeconfig or, without the flag, the cluster of this machine, which requires root
+// privileges.
 func (o *addonOptions) connect(ctx context.Context) (*addonCluster, error) {
 	path := o.kubeconfig
 	if path == "" {
@@ -118,7 +120,8 @@ type addonCluster struct {
 	managed bool
 }
 
-// change enables or disables add-ons, and waits until this is applied, but no longer than timeout.
+// change enables or disables add-ons in the settings of the cluster, and waits until this is applied, for each add-on
+// no longer than timeout. If that fails, the settings are already changed, and the error says so.
 func (c *addonCluster) change(ctx context.Context, out io.Writer, enabled bool, timeout time.Duration, names []string) error {
 	selected, err := addons.Check(names, enabled)
 	if err != nil {
@@ -140,7 +143,8 @@ func (c *addonCluster) change(ctx context.Context, out io.Writer, enabled bool, 
 	return nil
 }
 
-// complete applies a changed setting, or waits until the main process has applied it.
+// complete applies a changed setting in a cluster of `init`. In a cluster of `up`, it waits until the main process has
+// applied it; it does not wait if timeout is 0 or if another server replaces the add-on.
 func (c *addonCluster) complete(ctx context.Context, a manifests.Addon, enabled bool, timeout time.Duration) error {
 	if !c.managed {
 		_, err := c.reconciler.Reconcile(ctx, a, enabled)
@@ -183,7 +187,7 @@ func printAddonStatus(out io.Writer, infos []addonInfo) error {
 	return w.Flush()
 }
 
-// problemsOf returns an error if an add-on has a problem.
+// problemsOf returns an error with the number of problems of all add-ons, or nil if there are none.
 func problemsOf(infos []addonInfo) error {
 	n := 0
 	for _, a := range infos {

@@ -17,16 +17,16 @@ type addonInfo struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`
 	Enabled     bool   `json:"enabled"`
-	// Status is applied, pending, replaced, disabled or pruning.
+	// Status is applied, pending, replaced by a Service, disabled or pruning.
 	Status string `json:"status"`
 	// Objects are the objects of an enabled add-on, and remaining objects of a disabled one. Only `addon
 	// status` returns them.
 	Objects []addonObject `json:"objects,omitempty"`
-	// Problems are messages about what is wrong.
+	// Problems are messages for the user. Only `addon status` returns them.
 	Problems []string `json:"problems,omitempty"`
 }
 
-// addonObject is an object of an add-on.
+// addonObject is an object of an add-on in the output of `addon status`: its kind and name, and its state.
 type addonObject struct {
 	Object string `json:"object"`
 	Status string `json:"status"`
@@ -60,7 +60,8 @@ func (c *addonCluster) infos(ctx context.Context, selected []manifests.Addon, de
 	return out, nil
 }
 
-// addonState returns the status of an add-on.
+// addonState returns the status of an add-on: whether its last change is applied, in progress, or without effect
+// because a Service of another client serves its API.
 func addonState(enabled bool, s applyset.State, replacedBy string) string {
 	switch {
 	case enabled && replacedBy != "":
@@ -75,7 +76,8 @@ func addonState(enabled bool, s applyset.State, replacedBy string) string {
 	return "disabled"
 }
 
-// addObjects adds the objects and problems of an add-on.
+// addObjects adds the objects and problems of an add-on to info: its last error, and desired objects that do not exist
+// or belong to another client. A disabled or replaced add-on has no desired objects.
 func (c *addonCluster) addObjects(ctx context.Context, a manifests.Addon, info *addonInfo, state applyset.State, replaced bool) error {
 	desired, err := a.Objects(c.reconciler.Values)
 	if err != nil {
@@ -106,7 +108,8 @@ func (c *addonCluster) addObjects(ctx context.Context, a manifests.Addon, info *
 	return nil
 }
 
-// foreignState returns the state of a desired object that is not a member of the add-on.
+// foreignState returns the state of a desired object that is not a member of the add-on's ApplySet: missing, or created
+// by another client.
 func (c *addonCluster) foreignState(ctx context.Context, obj *unstructured.Unstructured) (string, error) {
 	exists, err := c.reconciler.Client.Exists(ctx, obj)
 	if err != nil {
@@ -118,7 +121,8 @@ func (c *addonCluster) foreignState(ctx context.Context, obj *unstructured.Unstr
 	return "exists, but is not part of the add-on: delete it", nil
 }
 
-// objectState returns the state of a member.
+// objectState returns the state of an object of an add-on: the available replicas of a Deployment; for other kinds that
+// it exists, or is being deleted.
 func objectState(obj *unstructured.Unstructured) string {
 	if obj.GetDeletionTimestamp() != nil {
 		return "terminating"

@@ -14,7 +14,7 @@ import (
 // configShort is the short help of the command `config`.
 const configShort = "Print, validate, compare and migrate configuration files of up, init and join"
 
-// newConfig returns the command `config`.
+// newConfig returns the command `config`, whose subcommands print, validate, compare and migrate configuration files.
 func newConfig() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: configShort, Args: cobra.NoArgs}
 	printing := up.NewConfigPrint()
@@ -44,7 +44,8 @@ func newConfigValidate() *cobra.Command {
 	return cmd
 }
 
-// validateConfig validates a configuration file; if file is "", the default files of `up` below root.
+// validateConfig validates a configuration file of `up`, `init` or `join`, which it distinguishes by the documents in
+// the file. If file is "", it validates the default files of `up` below root.
 func validateConfig(root, file string) error {
 	if file == "" {
 		return up.ValidateConfig(command.Layout(root), "")

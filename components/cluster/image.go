@@ -17,6 +17,8 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
+// newImage returns the command `image`, which imports, lists, pulls and removes images in the container runtime of this
+// machine.
 func newImage() *cobra.Command {
 	var root string
 	cmd := &cobra.Command{Use: "image", Short: "Import, list, pull and remove images"}
@@ -48,6 +50,7 @@ func newImage() *cobra.Command {
 	return cmd
 }
 
+// listImages prints a line for each name of each image.
 func listImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, _ []string) error {
 	images, err := cri.ListImages(ctx, &runtimeapi.ListImagesRequest{})
 	if err != nil {
@@ -70,6 +73,7 @@ func listImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Clie
 	return w.Flush()
 }
 
+// removeImages removes the images args. It stops at the first error.
 func removeImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error {
 	for _, name := range args {
 		if _, err := cri.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: name}}); err != nil {
@@ -80,6 +84,7 @@ func removeImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Cl
 	return nil
 }
 
+// pullImages pulls the images args from their registries. It stops at the first error.
 func pullImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error {
 	for _, name := range args {
 		pulled, err := cri.PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name}})
@@ -91,6 +96,7 @@ func pullImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Clie
 	return nil
 }
 
+// importImages imports the images in the archives args, which the container runtime reads. It stops at the first error.
 func importImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error {
 	for _, file := range args {
 		path, err := filepath.Abs(file)
@@ -108,7 +114,7 @@ func importImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Cl
 	return nil
 }
 
-// importToAdditionalNodes imports the images to the additional nodes of this machine that are running.
+// importToAdditionalNodes imports the images to the additional nodes of this machine whose container runtime runs.
 func importToAdditionalNodes(ctx context.Context, l layout.Node, files []string) error {
 	return teardown.EachAdditionalNode(l, func(i int) error {
 		n := l.Numbered(i)

@@ -28,10 +28,11 @@ import (
 // snapshotTimeout limits how long etcd may take to send a snapshot.
 const snapshotTimeout = 5 * time.Minute
 
-// defaultRevisionBump is the default increase of revisions by a restore. It exceeds the number of revisions
-// that a cluster writes between two snapshots.
+// defaultRevisionBump is the default of --bump-revision. It exceeds the number of revisions that a cluster writes
+// between two snapshots, so clients never see a revision twice.
 const defaultRevisionBump = 1_000_000_000
 
+// newSnapshot returns the command `snapshot`.
 func newSnapshot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot",
@@ -43,6 +44,8 @@ func newSnapshot() *cobra.Command {
 	return cmd
 }
 
+// newSnapshotSave returns the command `snapshot save`, which saves a snapshot of one etcd member. Without --endpoints,
+// that is the member of this machine.
 func newSnapshotSave() *cobra.Command {
 	var root string
 	var dial etcd.DialConfig
@@ -93,6 +96,7 @@ func newSnapshotSave() *cobra.Command {
 	return cmd
 }
 
+// newSnapshotRestore returns the command `snapshot restore`. The cluster must be stopped.
 func newSnapshotRestore() *cobra.Command {
 	var root string
 	r := snapshot.RestoreOptions{}
@@ -129,6 +133,7 @@ func newSnapshotRestore() *cobra.Command {
 	return cmd
 }
 
+// newSnapshotStatus returns the command `snapshot status`, which verifies a snapshot file. It needs no cluster.
 func newSnapshotStatus() *cobra.Command {
 	var form command.Output
 	cmd := &cobra.Command{
@@ -203,8 +208,8 @@ func keyDir(l layout.Node) string {
 	return filepath.Join(l.Etc, "pki")
 }
 
-// setMember sets the name and the peer URL of this machine's member in r if they are unset: from the
-// etcd manifest of a control plane node, or without a manifest those that `up` uses.
+// setMember sets the name and the peer URL of the etcd member in r if they are unset: to those in manifest, the static
+// pod manifest of etcd, or those of `up` if manifest is "". It returns an error if they remain unknown.
 func setMember(l layout.Node, r *snapshot.RestoreOptions, manifest string) error {
 	if r.Name != "" && r.PeerURL != "" {
 		return nil

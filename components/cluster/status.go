@@ -50,6 +50,7 @@ type report struct {
 	Problems []string `json:"problems,omitempty"`
 }
 
+// newStatus returns the command `status`. It fails if there is a problem.
 func newStatus() *cobra.Command {
 	var root string
 	var form command.Output
@@ -79,7 +80,8 @@ func newStatus() *cobra.Command {
 	return cmd
 }
 
-// startCommand returns the command that starts the node of this machine.
+// startCommand returns the command with which the user starts the node of this machine: systemctl if there is a unit,
+// otherwise the command that has set up the machine.
 func startCommand(l layout.Node) string {
 	switch {
 	case service.Cluster.Exists(l):
@@ -95,8 +97,8 @@ func startCommand(l layout.Node) string {
 	}
 }
 
-// status collects the state of this machine's node and its cluster. It adds failed queries to the problems of the
-// report.
+// status collects the state of this machine's node and its cluster. Failed queries become problems of the report. It
+// does not query the cluster if the main process does not run or waits for disk space.
 func status(ctx context.Context, l layout.Node) report {
 	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(layout.MainProcess)}
 	for _, unit := range []service.Unit{service.Cluster, service.Node} {
@@ -121,6 +123,7 @@ func status(ctx context.Context, l layout.Node) report {
 	return r
 }
 
+// addProblem adds a formatted message to the problems of the report.
 func (r *report) addProblem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
@@ -156,7 +159,8 @@ func (r *report) checkProcesses(l layout.Node) {
 	}
 }
 
-// checkConfig compares the configuration of the running cluster with the configuration files.
+// checkConfig sets r.Config if the configuration files are invalid or differ from the configuration of the running
+// cluster.
 func (r *report) checkConfig(l layout.Node) {
 	switch changed, err := up.HasConfigChanged(l); {
 	case err != nil:
@@ -221,6 +225,8 @@ func (r *report) checkCluster(ctx context.Context, l layout.Node) {
 	r.checkSets(ctx, kube)
 }
 
+// addNodes adds the nodes and whether all are ready to the report. A node that is not ready, and every other condition
+// of a node that is true, is a problem.
 func (r *report) addNodes(nodes []corev1.Node) {
 	r.Ready = len(nodes) > 0
 	for i := range nodes {
@@ -263,6 +269,7 @@ func podListOptions(l layout.Node) metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Name).String()}
 }
 
+// print writes the report as text: a line for each value, node and problem.
 func (r report) print(w io.Writer) {
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-10s %s\n", name, fmt.Sprintf(format, args...))

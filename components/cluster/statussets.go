@@ -11,7 +11,7 @@ import (
 	"hyperkube/components/cluster/manifestdir"
 )
 
-// checkSets adds the problems of add-ons and of files in the directory of manifests.
+// checkSets adds the last errors of add-ons and of files in the directory of manifests to the problems of the report.
 func (r *report) checkSets(ctx context.Context, kube kubernetes.Interface) {
 	for _, kind := range []struct {
 		label   string

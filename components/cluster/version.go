@@ -10,6 +10,7 @@ import (
 	"hyperkube/internal/base/version"
 )
 
+// newVersion returns the command `version`, which prints the version of this program.
 func newVersion() *cobra.Command {
 	var form command.Output
 	cmd := &cobra.Command{

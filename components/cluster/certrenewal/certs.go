@@ -124,8 +124,8 @@ func (m ControlPlane) Certificates() []Certificate {
 	return all
 }
 
-// Inspect reads the certificates and authorities and returns their states. Optional certificates that
-// are missing are left out.
+// Inspect reads the certificates and authorities and returns their states. Missing optional certificates, and optional
+// key pairs that another CA signed, are left out. It returns an error if a file is invalid.
 func (m ControlPlane) Inspect() (certificates, authorities []State, err error) {
 	signers := map[string]State{}
 	for _, a := range m.Authorities() {
@@ -157,8 +157,8 @@ func (m ControlPlane) Inspect() (certificates, authorities []State, err error) {
 	return certificates, authorities, nil
 }
 
-// Renew replaces a certificate with a new one that has a new key and the same names and usages.
-// Each file is replaced atomically, one after the other.
+// Renew replaces a certificate with a new one that has a new key and the same names and usages. Each file is replaced
+// atomically, one after the other. It returns ErrExternal if the CA key is not on this machine.
 func (m ControlPlane) Renew(c Certificate) (*pki.Pair, error) {
 	unlock, err := pki.Lock(m.PKI)
 	if err != nil {
@@ -212,7 +212,8 @@ func (m ControlPlane) replaceCopy(c Certificate, pair *pki.Pair) error {
 	return nil
 }
 
-// read returns the certificate in PEM, from its kubeconfig or its file.
+// read returns the certificate in PEM, from its kubeconfig or its file. The error wraps os.ErrNotExist if it is
+// missing.
 func (c Certificate) read() ([]byte, error) {
 	if c.conf != "" {
 		return kubeconfig.ClientCertificate(c.conf)

@@ -19,8 +19,8 @@ import (
 	"hyperkube/manifests"
 )
 
-// LocalControlPlane returns the certificate locations of this machine's control plane, created by init,
-// join or up.
+// LocalControlPlane returns where the certificates of this machine's control plane are. On a machine that init or join
+// has set up, they are in /etc/kubernetes, otherwise in the data directory of `up`.
 func LocalControlPlane(l layout.Node) ControlPlane {
 	if !clusterconfig.HasJoined(l) {
 		return ControlPlane{PKI: l.PKI(), Additional: map[string]string{
@@ -66,8 +66,8 @@ func ClientCertificateHashes(l layout.Node) (map[string]string, error) {
 	return out, nil
 }
 
-// UpdateManifests writes the current certificate hashes to the static pod manifests. A component whose hash
-// changes restarts.
+// UpdateManifests writes the current certificate hashes to the static pod manifests. A component whose hash changes
+// restarts. It skips components that have no manifest.
 func UpdateManifests(l layout.Node) error {
 	stamps, err := ClientCertificateHashes(l)
 	if err != nil {
@@ -136,7 +136,7 @@ func (k Renewer) RenewBeforeStart(node kubeletcerts.Config) {
 }
 
 // Renew renews all certificates that are due and returns the time at which the next one is due. It skips certificates
-// whose CA key is not on this machine, and those that expire together with their CA.
+// whose CA key is not on this machine, and those that expire together with their CA. It stops at the first error.
 func (k Renewer) Renew() (next time.Time, err error) {
 	m := LocalControlPlane(k.Layout)
 	states, authorities, err := m.Inspect()

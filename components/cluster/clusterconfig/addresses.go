@@ -11,8 +11,8 @@ import (
 	"hyperkube/internal/host/hostaddress"
 )
 
-// NodeAddresses returns the addresses of this machine's node: one for each IP family of the given
-// CIDRs, in their order. It omits families of which the machine has no address.
+// NodeAddresses returns the addresses of this machine's node: one for each IP family of the CIDRs in ranges, in their
+// order. It omits families of which the machine has no address. If ranges is empty, it returns the IPv4 address.
 //
 // https://kubernetes.io/docs/concepts/services-networking/dual-stack/
 func NodeAddresses(ranges []string) ([]netip.Addr, error) {

@@ -57,8 +57,8 @@ func Load(l layout.Node) (Cluster, bool, error) {
 // File returns the path of the file in which the configuration of the cluster is saved, in the data directory of l.
 func File(l layout.Node) string { return filepath.Join(l.Data, "cluster.json") }
 
-// New completes the requested configuration. Unset fields get their defaults; CIDRs that overlap with
-// routes of the host are avoided.
+// New returns the configuration of a new cluster: that which is requested, with defaults for unset fields. The default
+// node name is the hostname. Default CIDRs do not overlap with routes of the host.
 func New(requested Cluster) (Cluster, error) {
 	id := requested
 	if id.NodeName == "" {
@@ -106,7 +106,8 @@ func CheckNodeName(name string) error {
 }
 
 // ChooseRanges validates the pod and Service CIDRs that are set, and chooses the others. Chosen CIDRs have the IP
-// families of those that are set and do not overlap with routes, the routes of the host.
+// families of those that are set, by default IPv4. Chosen IPv4 CIDRs do not overlap with routes, the routes of the
+// host.
 func (id *Cluster) ChooseRanges(routes []netip.Prefix) error {
 	set := id.PodCIDRs
 	if len(set) == 0 {
@@ -211,7 +212,8 @@ func FreeRange(routes []netip.Prefix, usual, pattern string, from int) (string, 
 	return "", command.PreflightError(errors.New("all default CIDRs for pods or services overlap with routes of this host; set --cluster-cidr and --service-cidr"))
 }
 
-// EnableAddons adds add-ons to the configuration. It returns a configuration error for an unknown name.
+// EnableAddons adds add-ons to the configuration, without duplicates. It returns a configuration error for an unknown
+// name.
 func (id *Cluster) EnableAddons(addons []string) error {
 	for _, name := range addons {
 		if _, err := manifests.FindAddon(name); err != nil {
@@ -224,8 +226,8 @@ func (id *Cluster) EnableAddons(addons []string) error {
 	return nil
 }
 
-// FirstPodCIDRs returns the pod CIDRs of the first Node, separated by commas: the first part of
-// each pod CIDR of the cluster.
+// FirstPodCIDRs returns the pod CIDRs that the first Node gets, separated by commas: the first /24 or, for IPv6, /64 of
+// each pod CIDR of the cluster, or the whole CIDR if that is smaller.
 func FirstPodCIDRs(cluster []string) (string, error) {
 	var parts []string
 	for _, text := range cluster {
@@ -242,7 +244,8 @@ func FirstPodCIDRs(cluster []string) (string, error) {
 	return strings.Join(parts, ","), nil
 }
 
-// NthAddress returns the n-th address of a CIDR, counted from its base address.
+// NthAddress returns the n-th address of a CIDR, counted from its base address, which is number 0. It returns an error
+// if the CIDR has no such address.
 func NthAddress(cidr string, n int) (netip.Addr, error) {
 	prefix, err := netip.ParsePrefix(cidr)
 	if err != nil {

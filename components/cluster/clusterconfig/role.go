@@ -25,7 +25,8 @@ func HasExternalCA(l layout.Node) bool {
 	return layout.Exists(authority+".crt") && !layout.Exists(authority+".key")
 }
 
-// NodeFile returns the path of the file in which `init` and `join` save the options of the node.
+// NodeFile returns the path of the file in which `init`, `join` and `up --nodes` save the options of the node. For the
+// layout of the first node of `up`, the file does not exist.
 func NodeFile(l layout.Node) string { return filepath.Join(l.Data, "node.json") }
 
 // AdminKubeconfig returns the path of the kubeconfig that the commands use. A worker has only the

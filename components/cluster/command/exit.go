@@ -2,8 +2,8 @@ package command
 
 import "errors"
 
-// Exit codes of all commands. ExitPreflight means that the machine does not meet a requirement,
-// ExitConfig that a flag or a configuration file is invalid.
+// Exit codes of all commands. ExitPreflight means that the machine does not meet a requirement, ExitConfig that a flag
+// or a configuration file is invalid, ExitGeneral any other error.
 const (
 	ExitGeneral   = 1
 	ExitPreflight = 2
@@ -27,6 +27,7 @@ func ExitCode(err error) int {
 	return ExitGeneral
 }
 
+// codedError is an error with an exit code.
 type codedError struct {
 	error
 	code int

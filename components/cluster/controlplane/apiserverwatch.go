@@ -34,7 +34,7 @@ type apiServerWatch struct {
 const watchTimeout = 10 * time.Second
 
 // watchAPIServer starts to watch the API server of this machine, before its manifest is written. The result does
-// nothing if no API server runs. The caller must call Stop.
+// nothing if no API server runs or if it does not answer. The caller must call Stop.
 func (m *controlPlaneNode) watchAPIServer(ctx context.Context) *apiServerWatch {
 	i := &apiServerWatch{manifest: filepath.Join(m.layout.StaticPods(), "kube-apiserver.yaml")}
 	var err error
@@ -115,7 +115,8 @@ func (m *controlPlaneNode) retryTransient(ctx context.Context, clients *client.C
 	}
 }
 
-// isTransient reports whether a request failed with a transient error.
+// isTransient reports whether a request failed with an error that a retry may resolve: a lost connection, a timeout, or
+// an API server that is not ready.
 func isTransient(err error) bool {
 	return utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsProbableEOF(err) ||
 		apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsServiceUnavailable(err)

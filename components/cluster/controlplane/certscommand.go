@@ -54,6 +54,7 @@ type (
 	}
 )
 
+// newCertsCheck returns the command `certs check-expiration`.
 func newCertsCheck(root *string) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
@@ -70,6 +71,8 @@ func newCertsCheck(root *string) *cobra.Command {
 	return cmd
 }
 
+// checkExpiration returns the expiration of all certificates and authorities of this control plane node, at the time
+// now. It returns an error on other machines.
 func checkExpiration(l layout.Node, now time.Time) (*expirationInfo, error) {
 	m := certrenewal.LocalControlPlane(l)
 	if !layout.Exists(filepath.Join(m.PKI, "apiserver.crt")) && !clusterconfig.IsControlPlane(l) {
@@ -120,12 +123,15 @@ func (i *expirationInfo) print(out io.Writer) error {
 	return w.Flush()
 }
 
+// expires returns the expiration time as text in UTC.
 func (e *expiration) expires() string { return e.Expires.UTC().Format("Jan 02, 2006 15:04 MST") }
 
+// residual returns the remaining lifetime as text.
 func (e *expiration) residual() string {
 	return duration.HumanDuration(time.Duration(e.Residual) * time.Second)
 }
 
+// newCertsRenew returns the command `certs renew`.
 func newCertsRenew(root *string) *cobra.Command {
 	return &cobra.Command{
 		Use: "renew NAME ...|all", Short: "Renew certificates of this control plane node, by the names that check-expiration prints", Args: cobra.MinimumNArgs(1),

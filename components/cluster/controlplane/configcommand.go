@@ -42,8 +42,8 @@ func NewConfigDefaults() []*cobra.Command {
 	return out
 }
 
-// ValidateConfig reports what init and join would refuse in a file, as far as this can be checked without a cluster. It returns false if
-// the file has no document of kubeadm.
+// ValidateConfig reports what init and join would refuse in a file, as far as this can be checked without a cluster. It
+// returns false and no error if the file has no document of kubeadm.
 func ValidateConfig(data []byte) (isKubeadm bool, err error) {
 	kinds, err := kubeadmKinds(data)
 	if len(kinds) == 0 && err != nil {
@@ -55,6 +55,7 @@ func ValidateConfig(data []byte) (isKubeadm bool, err error) {
 // exampleToken is the placeholder token in printed default configurations.
 const exampleToken = "abcdef.0123456789abcdef"
 
+// initDefaults returns the documents that `config print init-defaults` prints.
 func initDefaults() []any {
 	initConfig := initConfiguration{
 		TypeMeta:        metav1.TypeMeta{Kind: "InitConfiguration", APIVersion: kubeadmapi.Version},
@@ -70,6 +71,7 @@ func initDefaults() []any {
 	return []any{initConfig, cluster}
 }
 
+// joinDefaults returns the document that `config print join-defaults` prints.
 func joinDefaults() []any {
 	join := joinConfiguration{TypeMeta: metav1.TypeMeta{Kind: "JoinConfiguration", APIVersion: kubeadmapi.Version}}
 	join.Discovery.BootstrapToken = &tokenDiscovery{Token: exampleToken, APIServerEndpoint: "kube-apiserver:6443", UnsafeSkipCAVerification: true}
@@ -78,6 +80,7 @@ func joinDefaults() []any {
 	return []any{join}
 }
 
+// printDocuments writes documents as YAML, separated by "---".
 func printDocuments(out io.Writer, documents []any) error {
 	for i, d := range documents {
 		text, err := yaml.Marshal(d)

@@ -81,6 +81,7 @@ func (m clusterSetup) clients(ctx context.Context) (*client.Clients, error) {
 	return clients, m.waitForAPIServer(ctx, clients)
 }
 
+// applyAll applies objects with server-side apply, in order. It stops at the first error.
 func applyAll(ctx context.Context, clients *client.Clients, objects []*unstructured.Unstructured) error {
 	for _, obj := range objects {
 		if err := addons.Apply(ctx, clients.Dynamic, obj); err != nil {
@@ -225,6 +226,7 @@ func (m clusterSetup) joinObjects(token *joindiscovery.Record) ([]*unstructured.
 	return toUnstructuredAll(all...)
 }
 
+// toUnstructuredAll converts objects to unstructured form.
 func toUnstructuredAll(all ...runtime.Object) ([]*unstructured.Unstructured, error) {
 	out := make([]*unstructured.Unstructured, len(all))
 	for i, obj := range all {
@@ -286,6 +288,7 @@ func (m clusterSetup) uploadCerts(ctx context.Context, clients *client.Clients) 
 	return addons.Apply(ctx, clients.Dynamic, obj)
 }
 
+// configMap returns a ConfigMap in kube-system that contains content as YAML under key.
 func (m clusterSetup) configMap(name, key string, content any) (*corev1.ConfigMap, error) {
 	text, err := yaml.Marshal(content)
 	if err != nil {

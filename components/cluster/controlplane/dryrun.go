@@ -49,6 +49,7 @@ func newDryRunner(l layout.Node, out io.Writer) (*dryRunner, error) {
 	return r, nil
 }
 
+// cleanUp removes the temporary directory.
 func (r *dryRunner) cleanUp() { _ = os.RemoveAll(r.root) }
 
 // dirs returns the directories of a layout that init, join and upgrade write to.
@@ -134,6 +135,7 @@ func (r *dryRunner) print() error {
 	return nil
 }
 
+// indent prints text with each line indented by a tab.
 func (r *dryRunner) indent(text []byte) {
 	for line := range bytes.Lines(text) {
 		fmt.Fprintf(r.out, "\t%s", line)
@@ -159,6 +161,7 @@ func (r *dryRunner) printObjects(objects []*unstructured.Unstructured) error {
 	return nil
 }
 
+// printf prints a line with the prefix of dry runs.
 func (r *dryRunner) printf(format string, args ...any) {
 	fmt.Fprintf(r.out, "[dryrun] "+format+"\n", args...)
 }
@@ -229,6 +232,8 @@ func (o *joinOptions) printDryRun(ctx context.Context, out io.Writer, l layout.N
 	return nil
 }
 
+// printControlPlaneDryRun prints the files that join would write on an additional control plane node. It adds no etcd
+// member, so the printed value of --initial-cluster may be incomplete.
 func (o *joinOptions) printControlPlaneDryRun(ctx context.Context, r *dryRunner, c *joindiscovery.Cluster, token joindiscovery.Token) error {
 	m := &controlPlaneNode{layout: r.staged}
 	kube, err := joinClient(c, token, o.timeouts.call())

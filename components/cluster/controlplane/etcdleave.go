@@ -64,8 +64,11 @@ func hasOtherControlPlaneNodes(l layout.Node) (bool, error) {
 	return id.Endpoint != "", err
 }
 
+// etcdManifest returns the path of the static pod manifest of etcd.
 func etcdManifest(l layout.Node) string { return filepath.Join(l.StaticPods(), "etcd.yaml") }
 
+// leaveEtcd removes this machine's etcd member from the cluster, and reports whether it has. It returns false if there
+// are no other members.
 func leaveEtcd(ctx context.Context, l layout.Node) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
@@ -109,6 +112,7 @@ func otherEtcdURLs(ctx context.Context, l layout.Node, own string) ([]string, er
 	return slices.DeleteFunc(urls, func(url string) bool { return url == own }), nil
 }
 
+// etcdURLsFromAPI returns the client URLs of all etcd members that have a pod, from the API server in a kubeconfig.
 func etcdURLsFromAPI(ctx context.Context, kubeconfig string) ([]string, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {

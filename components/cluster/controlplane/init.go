@@ -298,14 +298,20 @@ func (m *controlPlaneNode) server() string {
 	return "https://" + m.settings.Endpoint
 }
 
+// localURL returns the URL of this machine's API server.
 func (m *controlPlaneNode) localURL() string {
 	return "https://" + netip.AddrPortFrom(m.address, uint16(m.settings.Port)).String()
 }
 
+// pkiDir returns the directory of keys and certificates.
 func (m *controlPlaneNode) pkiDir() string { return filepath.Join(m.layout.Etc, "pki") }
+
+// encryptionFile returns the path of the EncryptionConfiguration.
 func (m *controlPlaneNode) encryptionFile() string {
 	return filepath.Join(m.pkiDir(), "encryption.yaml")
 }
+
+// kubeconfigPath returns the path of the kubeconfig with this name, for example "admin".
 func (m *controlPlaneNode) kubeconfigPath(name string) string {
 	return filepath.Join(m.layout.Etc, name+".conf")
 }

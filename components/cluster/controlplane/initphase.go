@@ -90,6 +90,7 @@ func initPhases() []initPhase {
 	}
 }
 
+// newInitPhases returns the command `init phase`.
 func newInitPhases() *cobra.Command {
 	all := &cobra.Command{Use: "phase", Short: "Invoke a single phase of the init workflow, with the settings of earlier runs of init", Args: cobra.NoArgs}
 	for _, p := range initPhases() {
@@ -183,6 +184,7 @@ func (m *controlPlaneNode) writeManifests(components ...string) error {
 	return m.writeStaticPods(components...)
 }
 
+// uploadConfig waits for the API server and applies the ConfigMaps with the cluster and kubelet configuration.
 func (m clusterSetup) uploadConfig(ctx context.Context) error {
 	clients, err := m.clients(ctx)
 	if err != nil {
@@ -211,6 +213,7 @@ func (m clusterSetup) phaseUploadCerts(ctx context.Context, out io.Writer) error
 	return nil
 }
 
+// phaseToken creates a bootstrap token and the objects that let machines join with it, and prints the join command.
 func (m clusterSetup) phaseToken(ctx context.Context, out io.Writer) error {
 	record, err := m.token()
 	if err != nil {

@@ -34,8 +34,8 @@ import (
 	"hyperkube/manifests"
 )
 
-// additionalNodeState is the stored state of an additional control plane node. It is used to write the
-// manifests again.
+// additionalNodeState is the state that an additional control plane node stores on disk: what is needed to write its
+// manifests again, and to resume an interrupted join.
 type additionalNodeState struct {
 	Identity clusterconfig.Cluster `json:"identity"`
 	Settings controlPlaneSettings  `json:"settings"`
@@ -45,8 +45,11 @@ type additionalNodeState struct {
 	Joining bool `json:"joining,omitempty"`
 }
 
+// additionalNodeFile returns the path of the file with the additionalNodeState of this machine.
 func additionalNodeFile(l layout.Node) string { return filepath.Join(l.Data, "master.json") }
 
+// loadAdditionalNode reads the additionalNodeState of this machine. It returns nil if the machine is not an additional
+// control plane node.
 func loadAdditionalNode(l layout.Node) (*additionalNodeState, error) {
 	data, err := os.ReadFile(additionalNodeFile(l))
 	if errors.Is(err, os.ErrNotExist) {
@@ -62,6 +65,7 @@ func loadAdditionalNode(l layout.Node) (*additionalNodeState, error) {
 	return &f, nil
 }
 
+// save stores the additionalNodeState of this machine.
 func (m *controlPlaneNode) save() error {
 	data, err := json.MarshalIndent(additionalNodeState{Identity: m.identity, Settings: m.settings, EtcdMembers: m.etcdMembers, Joining: m.joining}, "", "  ")
 	if err == nil {
@@ -399,6 +403,7 @@ func firstEtcdURL(ctx context.Context, kube kubernetes.Interface, after string) 
 	return nil, ctx.Err()
 }
 
+// etcdDialer returns a function that connects to etcd with the client certificate in pkiDir.
 func etcdDialer(pkiDir string) etcdmembers.Dialer {
 	return func(urls []string) (*clientv3.Client, error) {
 		base := filepath.Join(pkiDir, "etcd", "healthcheck-client")

@@ -100,6 +100,7 @@ func joinPhases() []joinPhase {
 	}
 }
 
+// newJoinPhases returns the command `join phase`.
 func newJoinPhases() *cobra.Command {
 	all := &cobra.Command{Use: "phase", Short: "Invoke a single phase of the join workflow", Args: cobra.NoArgs}
 	for _, p := range joinPhases() {
@@ -125,6 +126,8 @@ func (p joinPhase) fill(cmd *cobra.Command, part string) {
 	}
 }
 
+// runWith runs a part of the phase with the flags o. It does nothing on a worker if the phase is only for control plane
+// nodes.
 func (p joinPhase) runWith(ctx context.Context, o *joinOptions, part string, out io.Writer) error {
 	l := command.Layout(o.root)
 	bootstrap, err := o.complete(ctx)

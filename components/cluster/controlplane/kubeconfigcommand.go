@@ -37,6 +37,7 @@ type kubeconfigUser struct {
 // certificateValidity is the default lifetime of a user's certificate.
 const certificateValidity = 365 * 24 * time.Hour
 
+// newKubeconfigUser returns the command `kubeconfig user`.
 func newKubeconfigUser() *cobra.Command {
 	o := &kubeconfigUser{}
 	cmd := &cobra.Command{
@@ -101,8 +102,9 @@ func (o *kubeconfigUser) print(out io.Writer, l layout.Node) error {
 	return err
 }
 
-// setCluster sets the cluster name, server and CA in cfg to those of the administrator's kubeconfig. It returns an
-// error if there is no cluster on this machine.
+// setCluster sets the cluster name, server and CA in cfg to those of the administrator's kubeconfig. A configuration
+// file with an address of the API server replaces the server. It returns an error if there is no cluster on this
+// machine.
 func (o *kubeconfigUser) setCluster(l layout.Node, cfg *kubeconfig.Config) error {
 	path := clusterconfig.AdminKubeconfig(l)
 	if !layout.Exists(path) {

@@ -15,9 +15,9 @@ import (
 	"hyperkube/components/cluster/command"
 )
 
-// checkNameFree refuses the name of a node that is ready, because two machines with one name would
-// update the same Node object. A machine that joins again before its old node becomes unready is
-// recognized by its address.
+// checkNameFree returns an error if a ready node has the name, because two machines with one name would update the same
+// Node object. own are the addresses of this machine: a node with one of them is this machine, which may join again. It
+// returns nil if the client may not read the Node.
 func checkNameFree(ctx context.Context, kube kubernetes.Interface, name string, own []netip.Addr) error {
 	node, err := kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	// Clusters made by other tools may not permit this request.

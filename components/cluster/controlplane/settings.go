@@ -91,7 +91,7 @@ func (o *initOptions) baseSettings(l layout.Node) (controlPlaneSettings, error) 
 // skippablePhases are the phases of init that the flag --skip-phases may name.
 var skippablePhases = []string{"preflight", "mark-control-plane", "addon", "show-join-command"}
 
-// checkSkip refuses phases that cannot be skipped, so that a user does not assume that they were.
+// checkSkip returns an error for phases that cannot be skipped, so that a user does not assume that they were.
 func (s *controlPlaneSettings) checkSkip() error {
 	for _, name := range s.Skip {
 		switch {
@@ -105,6 +105,7 @@ func (s *controlPlaneSettings) checkSkip() error {
 	return nil
 }
 
+// skips reports whether a phase of init is skipped.
 func (s *controlPlaneSettings) skips(phase string) bool { return slices.Contains(s.Skip, phase) }
 
 // checkUnchanged returns an error if the settings contain a change, for example of the pod CIDRs, that the existing
@@ -149,6 +150,7 @@ func readInit(path string) (controlPlaneSettings, error) {
 // defaultClusterName is the name of a cluster whose configuration specifies none, as in kubeadm.
 const defaultClusterName = "kubernetes"
 
+// clusterName returns the name of the cluster in kubeconfigs.
 func (s *controlPlaneSettings) clusterName() string { return cmp.Or(s.ClusterName, defaultClusterName) }
 
 // settingsFile returns the path of the file in which init stores its settings for later runs.
@@ -207,7 +209,7 @@ type controlPlaneSettings struct {
 	Extra   map[string][]manifests.Flag
 	Volumes map[string][]manifests.Volume `json:",omitempty"`
 	Envs    map[string][]corev1.EnvVar    `json:",omitempty"`
-	// Skip lists phases of init to skip; see skippable.
+	// Skip lists phases of init to skip, which must be in skippablePhases.
 	Skip []string `json:",omitempty"`
 	// Waits are the timeouts.
 	Waits nodeTimeouts `json:",omitzero"`

@@ -46,6 +46,7 @@ const (
 	apiCallTimeout   = 30 * time.Second
 )
 
+// controlPlane and the methods below return the configured timeouts, or their defaults.
 func (w nodeTimeouts) controlPlane() time.Duration {
 	return cmp.Or(w.ControlPlane, progress.DefaultTimeout)
 }

@@ -45,8 +45,8 @@ func NewToken() *cobra.Command {
 	return cmd
 }
 
-// clients returns a client of the cluster and its configuration. It authenticates as the
-// administrator.
+// clients returns a client of the cluster and its configuration. It uses --kubeconfig, otherwise $KUBECONFIG, otherwise
+// the kubeconfig of the administrator on this control plane node.
 func (o *tokenOptions) clients() (kubernetes.Interface, *rest.Config, error) {
 	path := o.kubeconfig
 	if path == "" {
@@ -63,6 +63,7 @@ func (o *tokenOptions) clients() (kubernetes.Interface, *rest.Config, error) {
 	return kube, config, err
 }
 
+// create returns the command `token create`.
 func (o *tokenOptions) create() *cobra.Command {
 	r := &joindiscovery.Record{}
 	var ttl time.Duration
@@ -102,6 +103,8 @@ func (o *tokenOptions) create() *cobra.Command {
 	return cmd
 }
 
+// make creates a bootstrap token in the cluster and prints it or, if join is set, the command with which a machine
+// joins. With certificateKey, that command is one for a control plane node.
 func (o *tokenOptions) make(ctx context.Context, out io.Writer, r *joindiscovery.Record, join bool, certificateKey string) error {
 	kube, config, err := o.clients()
 	if err != nil {
@@ -133,6 +136,7 @@ func (o *tokenOptions) make(ctx context.Context, out io.Writer, r *joindiscovery
 	return nil
 }
 
+// list returns the command `token list`.
 func (o *tokenOptions) list() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List bootstrap tokens on the server", Args: cobra.NoArgs,
@@ -152,7 +156,8 @@ func (o *tokenOptions) list() *cobra.Command {
 	}
 }
 
-// printTokens prints bootstrap tokens, which secrets contain, as the table that kubeadm prints.
+// printTokens prints bootstrap tokens, which secrets contain, as the table that kubeadm prints. It returns the errors
+// of invalid Secrets after it has printed the others.
 func printTokens(out io.Writer, secrets []corev1.Secret, now time.Time) error {
 	w := tabwriter.NewWriter(out, 10, 4, 3, ' ', 0)
 	fmt.Fprintln(w, "TOKEN\tTTL\tEXPIRES\tUSAGES\tDESCRIPTION\tEXTRA GROUPS")
@@ -183,6 +188,7 @@ func printTokens(out io.Writer, secrets []corev1.Secret, now time.Time) error {
 	return errors.Join(append(broken, w.Flush())...)
 }
 
+// remove returns the command `token delete`.
 func (o *tokenOptions) remove() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete TOKEN-ID ...", Short: "Delete bootstrap tokens on the server", Args: cobra.MinimumNArgs(1),

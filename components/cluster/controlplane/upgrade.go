@@ -102,7 +102,7 @@ func (o *upgrade) command(run func(ctx context.Context, out io.Writer, l layout.
 	}
 }
 
-// checkTargetVersion refuses any version other than that of this program. Build metadata may be omitted.
+// checkTargetVersion returns an error for any version other than that of this program. Build metadata may be omitted.
 func checkTargetVersion(requested string) error {
 	parsed, err := apiversion.ParseGeneric(requested)
 	if err != nil {
@@ -116,7 +116,8 @@ func checkTargetVersion(requested string) error {
 	return nil
 }
 
-// checkSkew refuses upgrades that the data in etcd and the kubelets do not support.
+// checkSkew returns an error for upgrades that the data in etcd and the kubelets do not support: downgrades, and those
+// that skip a minor version.
 //
 // https://kubernetes.io/releases/version-skew-policy/
 func checkSkew(from, to string) error {
@@ -159,6 +160,8 @@ func clusterVersion(l layout.Node) (kubernetes.Interface, string, error) {
 	return kube, info.GitVersion, nil
 }
 
+// plan prints the versions of the control plane and of all nodes, and the commands that upgrade them. It returns an
+// error if the version skew policy does not allow the upgrade.
 func plan(ctx context.Context, out io.Writer, l layout.Node) error {
 	kube, from, err := clusterVersion(l)
 	if err != nil {
@@ -323,7 +326,7 @@ func checkUpgradeAllowed(l layout.Node) (kubernetes.Interface, error) {
 }
 
 // checkPreflight runs the preflight checks of an upgrade of this machine. It waits until the other control plane nodes
-// are ready, and prints ignored problems to out as warnings.
+// are ready, unless this check is ignored or nothing is changed, and prints ignored problems to out as warnings.
 func (o *upgrade) checkPreflight(ctx context.Context, out io.Writer, l layout.Node) error {
 	kube, err := checkUpgradeAllowed(l)
 	if err != nil {
@@ -378,7 +381,7 @@ const (
 )
 
 // waitForNodes calls look every second until it reports no problem of the check nodesReadyCheck, or until ctx is done.
-// It returns the problems of the last complete check.
+// It returns the problems of the last complete check, or the error of look.
 func waitForNodes(ctx context.Context, look func(context.Context) ([]preflight.Problem, error)) ([]preflight.Problem, error) {
 	var last []preflight.Problem
 	for {

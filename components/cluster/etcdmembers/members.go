@@ -50,10 +50,10 @@ func (c *Cluster) Close() { _ = c.client.Close() }
 // retryInterval is the pause before a request that has failed with a transient error is sent again.
 const retryInterval = 50 * time.Millisecond
 
-// AddLearner adds a member with peerURL as a learner, and returns the value of --initial-cluster
-// for the member called name: NAME=URL,…. If a member with this URL exists but has never started,
-// it is used. If it has started before, AddLearner returns an error, because the data of that
-// member is missing.
+// AddLearner adds a member with peerURL as a learner, and returns the value of --initial-cluster for the member called
+// name: NAME=URL,…. If a member with this URL exists but has never started, it is used. If it has started before,
+// AddLearner returns an error, because the data of that member is missing. It retries transient errors until ctx is
+// done.
 func (c *Cluster) AddLearner(ctx context.Context, name, peerURL string) (initial string, err error) {
 	list, err := c.list(ctx)
 	if err != nil {
@@ -82,7 +82,7 @@ func (c *Cluster) AddLearner(ctx context.Context, name, peerURL string) (initial
 	return strings.Join(all, ","), nil
 }
 
-// list lists the members. It retries while the cluster has no leader.
+// list lists the members. It retries transient errors, for example while the cluster has no leader, until ctx is done.
 func (c *Cluster) list(ctx context.Context) (*clientv3.MemberListResponse, error) {
 	for {
 		list, err := c.client.MemberList(ctx)
@@ -102,7 +102,8 @@ func isTransient(err error) bool {
 	return errors.As(err, &etcdErr) && etcdErr.Code() == codes.Unavailable
 }
 
-// addLearner waits while another member joins, because etcd allows only one learner at a time.
+// addLearner adds a learner and returns all members. etcd allows only one learner at a time, so it retries until
+// another member has finished joining, or until ctx is done.
 func (c *Cluster) addLearner(ctx context.Context, peerURL string) ([]*etcdserverpb.Member, error) {
 	for {
 		var members []*etcdserverpb.Member
@@ -137,11 +138,12 @@ func (c *Cluster) addLearner(ctx context.Context, peerURL string) ([]*etcdserver
 // quorum.
 const changeTimeout = 3 * time.Second
 
+// errNoResponse is the error if etcd has not responded to a membership change within changeTimeout.
 var errNoResponse = errors.New("etcd did not respond")
 
-// withChangeTimeout calls change with a short timeout. If two membership changes are proposed concurrently,
-// raft drops one of them, and etcd never responds to that request. In this case the error is
-// errUnanswered and the caller should retry.
+// withChangeTimeout calls change with a short timeout. If two membership changes are proposed concurrently, raft drops
+// one of them, and etcd never responds to that request. In this case the error is errNoResponse and the caller should
+// retry.
 func withChangeTimeout(ctx context.Context, change func(context.Context) error) error {
 	changeCtx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
@@ -152,8 +154,9 @@ func withChangeTimeout(ctx context.Context, change func(context.Context) error) 
 	return err
 }
 
-// Promote promotes the member at peerURL to a voting member as soon as it has caught up with the
-// leader. It may be called before the member has started, and repeatedly.
+// Promote promotes the member at peerURL to a voting member as soon as it has caught up with the leader, and retries
+// until then or until ctx is done. It may be called before the member has started, and repeatedly. It returns an error
+// if there is no such member.
 func (c *Cluster) Promote(ctx context.Context, peerURL string) error {
 	list, err := c.list(ctx)
 	if err != nil {
@@ -185,8 +188,9 @@ func (c *Cluster) Promote(ctx context.Context, peerURL string) error {
 	}
 }
 
-// Remove removes the member at peerURL from the cluster. It does not remove the only member, which
-// has the only copy of the data. A missing member is not an error.
+// Remove removes the member at peerURL from the cluster, and reports whether it has. It retries after every error until
+// ctx is done. It does not remove the only member, which has the only copy of the data. A missing member is not an
+// error.
 func (c *Cluster) Remove(ctx context.Context, peerURL string) (removed bool, err error) {
 	for {
 		list, err := c.list(ctx)
@@ -224,6 +228,7 @@ func (c *Cluster) URLs(ctx context.Context) ([]string, error) {
 	return urls, nil
 }
 
+// find returns the member with peerURL, or nil.
 func find(members []*etcdserverpb.Member, peerURL string) *etcdserverpb.Member {
 	for _, m := range members {
 		if slices.Contains(m.PeerURLs, peerURL) {

@@ -49,6 +49,7 @@ func ParseCertificateKey(text string) (CertificateKey, error) {
 // String returns the key in hexadecimal form.
 func (k CertificateKey) String() string { return hex.EncodeToString(k[:]) }
 
+// cipher returns AES-GCM with the key.
 func (k CertificateKey) cipher() (cipher.AEAD, error) {
 	block, err := aes.NewCipher(k[:])
 	if err != nil {
@@ -91,8 +92,8 @@ func SealCerts(files map[string][]byte, k CertificateKey, owner *corev1.Secret) 
 	return s, nil
 }
 
-// OpenCerts decrypts the files of the Secret, named as in SharedFiles. It is an error if one is
-// missing.
+// OpenCerts decrypts the files of the Secret, named as in SharedFiles. It is an error if one is missing, or if k is not
+// the key with which they were encrypted.
 func OpenCerts(s *corev1.Secret, k CertificateKey) (map[string][]byte, error) {
 	gcm, err := k.cipher()
 	if err != nil {

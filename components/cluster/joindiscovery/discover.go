@@ -24,8 +24,8 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// infoName is the ConfigMap in the namespace kube-public that every client may read. It contains a
-// kubeconfig without credentials, and its signatures.
+// infoName is the ConfigMap in the namespace kube-public that every client may read, also without authentication. It
+// contains a kubeconfig without credentials under kubeconfigKey, and its signatures.
 const (
 	infoName      = "cluster-info"
 	kubeconfigKey = "kubeconfig"
@@ -46,7 +46,7 @@ type Cluster struct {
 	ClockOffset time.Duration
 }
 
-// Info returns the ConfigMap cluster-info. The controller manager signs it with each token.
+// Info returns the ConfigMap cluster-info, without signatures. The controller manager signs it with each token.
 func (c Cluster) Info() (*corev1.ConfigMap, error) {
 	config := clientcmdapi.NewConfig()
 	cluster := clientcmdapi.NewCluster()
@@ -114,8 +114,9 @@ func (d *Discovery) Validate() error {
 // with the token.
 var errNotReady = errors.New("the cluster is not ready for joining")
 
-// Find reads the cluster information and verifies it, and retries until it succeeds or ctx is done.
-// The signature of the token must be valid, and the CA must match one of the hashes.
+// Find reads the cluster information and verifies it. The signature of the token must be valid, and the CA must match
+// one of the hashes, if there are any. It retries while the cluster does not respond, has not signed yet, or while the
+// clocks differ too much, until ctx is done. Other errors are returned immediately.
 func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
 	if err := d.Validate(); err != nil {
 		return nil, err
@@ -140,6 +141,7 @@ func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
 	}
 }
 
+// find makes one attempt of Find. Errors that may be resolved by a retry wrap errNotReady.
 func (d *Discovery) find(ctx context.Context) (*Cluster, error) {
 	if d.file != nil {
 		return d.findByFile(ctx)
@@ -173,7 +175,7 @@ func (d *Discovery) find(ctx context.Context) (*Cluster, error) {
 	return c, nil
 }
 
-// checkSkew returns an error if the clocks differ by more than MaxSkew.
+// checkSkew returns an error that is retried if the clocks differ by more than MaxSkew.
 func (d *Discovery) checkSkew(ahead time.Duration) error {
 	if d.MaxSkew > 0 && ahead.Abs() > d.MaxSkew {
 		return fmt.Errorf("%w: %s: synchronize the clocks, for example with NTP", errNotReady, Skew(ahead))
@@ -191,7 +193,8 @@ func Skew(offset time.Duration) string {
 	return fmt.Sprintf("this machine's clock is %v %s the cluster's", offset.Abs().Round(time.Second), word)
 }
 
-// clockTransport is an HTTP transport that measures the clock difference to the server.
+// clockTransport is an HTTP transport that stores in offset by how much the server's clock is ahead, from the Date
+// header of each response.
 type clockTransport struct {
 	http.RoundTripper
 	offset *time.Duration
@@ -257,6 +260,7 @@ func readError(err error, now time.Time) error {
 	return fmt.Errorf("%w: %w", errNotReady, err)
 }
 
+// parseInfo returns the server and CA of the first cluster in a kubeconfig that has both.
 func parseInfo(text string) (*Cluster, error) {
 	config, err := clientcmd.Load([]byte(text))
 	if err != nil {

@@ -91,8 +91,8 @@ func readDiscovery(ctx context.Context, from string) (data []byte, dir string, e
 	return data, "/", err
 }
 
-// fetch downloads a discovery file from an https URL. It follows redirects only to https URLs,
-// because the content is trusted.
+// fetch downloads at most maxFileSize bytes of a discovery file from an https URL. It follows redirects only to https
+// URLs, because the content is trusted.
 func fetch(ctx context.Context, client http.Client, from string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -133,7 +133,8 @@ var (
 	errRedirects   = errors.New("too many redirects")
 )
 
-// currentCluster returns the cluster and user of the current context, or the only cluster.
+// currentCluster returns the cluster and user of the current context, or the only cluster. It returns nil if there is
+// neither. The user may be nil.
 func currentCluster(config *clientcmdapi.Config) (*clientcmdapi.Cluster, *clientcmdapi.AuthInfo) {
 	if current := config.Contexts[config.CurrentContext]; current != nil {
 		return config.Clusters[current.Cluster], config.AuthInfos[current.AuthInfo]
@@ -195,9 +196,9 @@ func (c *Cluster) RESTConfig(token Token) (*rest.Config, error) {
 	return config, nil
 }
 
-// findByFile checks that the cluster of the discovery file responds. If the file has no CA, the
-// connection is verified with the CAs of the machine, and the CA is taken from the cluster
-// information.
+// findByFile checks that the cluster of the discovery file responds. If the file has no CA, the connection is verified
+// with the CAs of the machine, and the CA is taken from the cluster information. Otherwise the user of the file need
+// not be permitted to read that.
 func (d *Discovery) findByFile(ctx context.Context) (*Cluster, error) {
 	c := *d.file
 	config, err := c.RESTConfig(Token{})

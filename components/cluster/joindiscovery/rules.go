@@ -75,6 +75,7 @@ func Roles() ([]*rbacv1.Role, []*rbacv1.RoleBinding) {
 	return roles, bindings
 }
 
+// clusterBinding returns a ClusterRoleBinding that binds a role to a group.
 func clusterBinding(name, role, groupName string) *rbacv1.ClusterRoleBinding {
 	return &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -83,6 +84,7 @@ func clusterBinding(name, role, groupName string) *rbacv1.ClusterRoleBinding {
 	}
 }
 
+// group returns a group as the subject of a binding.
 func group(name string) rbacv1.Subject {
 	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: name}
 }

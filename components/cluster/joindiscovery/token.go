@@ -38,9 +38,10 @@ const (
 	keyLength    = 16
 )
 
-// Token is a bootstrap token, which consists of a public ID and a secret key.
+// Token is a bootstrap token, which consists of a public ID of 6 characters and a secret key of 16.
 type Token struct{ ID, Key string }
 
+// tokenPattern matches the text form of a Token.
 var tokenPattern = regexp.MustCompile(`^([a-z0-9]{6})\.([a-z0-9]{16})$`)
 
 // ParseToken parses a token of the form ID.KEY.
@@ -108,6 +109,7 @@ func (r *Record) Validate() error {
 	return nil
 }
 
+// groupPattern matches the groups that a bootstrap token may have.
 var groupPattern = regexp.MustCompile(`^system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]$`)
 
 // Secret returns the Secret that stores the token.
@@ -132,7 +134,8 @@ func (r *Record) Secret() *corev1.Secret {
 	return s
 }
 
-// FromSecret reads a token from its Secret. It returns an error if the Secret is invalid.
+// FromSecret reads a token from its Secret. It returns an error if the Secret is invalid. It does not check whether the
+// token has expired.
 func FromSecret(s *corev1.Secret) (*Record, error) {
 	if s.Type != corev1.SecretTypeBootstrapToken {
 		return nil, fmt.Errorf("secret %s is not a bootstrap token", s.Name)

@@ -79,11 +79,12 @@ var unsupportedFields = map[string]string{
 	"nodeRegistration.imagePullSerial": "no images are pulled",
 }
 
-// UnsupportedReason returns the reason why a field of kubeadm's kinds is not supported; "" if kubeadm has no such field.
+// UnsupportedReason returns the reason why the field of kubeadm's kinds at path, for example etcd.external, is not
+// supported. It returns "" if the field is supported or kubeadm has no such field.
 func UnsupportedReason(path string) string { return unsupportedFields[path] }
 
-// CheckVersion refuses a Kubernetes version of another minor version than this program. Names that
-// are not versions are release channels, such as stable-1, and are accepted.
+// CheckVersion returns an error for a Kubernetes version of another minor version than this program. It accepts "", and
+// names that are not versions, which are release channels such as stable-1.
 func CheckVersion(requested string) error {
 	own, parsed := apiversion.MustParseGeneric(version.Get().GitVersion), (*apiversion.Version)(nil)
 	if requested != "" {

@@ -72,6 +72,7 @@ func (m *Network) Addresses(i int) []netip.Addr {
 	return out
 }
 
+// subnets returns Subnet, and Subnet6 if it is set.
 func (m *Network) subnets() []netip.Prefix {
 	if m.Subnet6.IsValid() {
 		return []netip.Prefix{m.Subnet, m.Subnet6}
@@ -120,8 +121,8 @@ func (m *Network) RemoveBridge(ctx context.Context) error {
 	return nil
 }
 
-// EnsureBridge creates the bridge or repairs it: its addresses, IP forwarding, and the rules with
-// which nodes reach other networks.
+// EnsureBridge creates the bridge or repairs it: its addresses, IP forwarding, and the iptables rules with which nodes
+// reach other networks. It records the changes in the journal first.
 func (m *Network) EnsureBridge(ctx context.Context) error {
 	name := Bridge(m.Layout)
 	if err := m.Journal.Record(m.changes()...); err != nil {
@@ -162,6 +163,8 @@ func (m *Network) EnsureBridge(ctx context.Context) error {
 	return nil
 }
 
+// enableForwarding enables IP forwarding for an IP family. It records the former value in the journal before it changes
+// the kernel parameter.
 func (m *Network) enableForwarding(is6 bool) error {
 	name := "net/ipv4/ip_forward"
 	if is6 {
@@ -253,6 +256,8 @@ func (m *Network) ensureSourceRoutes(i int) error {
 	return nil
 }
 
+// ensureLink creates or repairs the veth pair between the bridge and the namespace at path of the i-th additional node,
+// with the node's addresses and default routes.
 func (m *Network) ensureLink(path, veth string, i int) error {
 	bridge, err := netlink.LinkByName(Bridge(m.Layout))
 	if err != nil {

@@ -57,9 +57,9 @@ func InNamespace(path string, f func() error) error {
 	})
 }
 
-// InNodeNamespace is like InNamespace, but for starting the processes of a node: the hostname of these
-// processes, and of the node's pods with host network, is name. A name that is too long for the
-// kernel is not set.
+// InNodeNamespace is like InNamespace, but for starting the processes of a node: the hostname of these processes, and
+// of the node's pods with host network, is name. If name is too long for the kernel, they have the hostname of the
+// machine.
 func InNodeNamespace(path, name string, f func() error) error {
 	return InNamespace(path, func() error {
 		if len(name) > maxHostname {
@@ -78,7 +78,8 @@ func InNodeNamespace(path, name string, f func() error) error {
 // maxHostname is the maximum length of a hostname in the kernel (__NEW_UTS_LEN).
 const maxHostname = 64
 
-// InEmptyNamespace runs f on a thread in an empty network namespace, which exists only for that thread.
+// InEmptyNamespace runs f on a thread in a new network namespace without links or rules, which exists only for that
+// thread.
 func InEmptyNamespace(f func() error) error {
 	return onOwnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

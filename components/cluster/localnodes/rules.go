@@ -9,6 +9,8 @@ import (
 	"hyperkube/internal/host/packetfilter"
 )
 
+// chain is the name of the chains for traffic that is forwarded from and to additional nodes, chainInput that of the
+// chain for traffic from them to this machine.
 const (
 	chain      = "HK-NODES"
 	chainInput = "HK-NODES-INPUT"
@@ -22,12 +24,15 @@ var jumps = []packetfilter.Jump{
 	{From: filter("INPUT"), Place: packetfilter.AfterServices, Rule: packetfilter.Rule{Comment: comment, Target: chainInput}},
 }
 
+// comment is the comment of the iptables rules that jump to these chains.
 const comment = "hyperkube nodes of this machine"
 
+// nat returns a chain in the table nat.
 func nat(chain string) packetfilter.Chain {
 	return packetfilter.Chain{Table: packetfilter.NAT, Name: chain}
 }
 
+// filter returns a chain in the table filter.
 func filter(chain string) packetfilter.Chain {
 	return packetfilter.Chain{Table: packetfilter.Filter, Name: chain}
 }
@@ -66,8 +71,8 @@ func (m *Network) rules(subnet netip.Prefix) packetfilter.Ruleset {
 	}
 }
 
-// MaintainRules restores the rules of EnsureBridge when another program removes some of them, until ctx
-// is done. It does nothing while there is no bridge. The host journal already contains the rules.
+// MaintainRules restores the rules of EnsureBridge when another program removes some of them, until ctx is done. It
+// restores nothing while there is no bridge. The host journal already contains the rules.
 func (m *Network) MaintainRules(ctx context.Context, log *slog.Logger) {
 	writer := newWriter(log)
 	writer.Maintain(ctx, func(ctx context.Context) (lost bool, err error) {

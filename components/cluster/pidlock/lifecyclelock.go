@@ -12,9 +12,9 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// LifecycleLock is a lock on a cluster. Processes that start something hold it shared, processes that stop
-// and remove the cluster hold it exclusively. It is an flock on a file next to the run directory,
-// because the run directory is deleted with the cluster.
+// LifecycleLock is a lock on a cluster. Processes that start something hold it shared, processes that stop and remove
+// the cluster hold it exclusively. It is an flock on a file next to the run directory, because the run directory is
+// deleted with the cluster.
 type LifecycleLock struct {
 	file *os.File
 	path string

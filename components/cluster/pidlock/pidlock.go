@@ -23,8 +23,8 @@ type Lock struct{ file *os.File }
 // ErrHeld is returned by functions that acquire a lock if another process holds the lock.
 var ErrHeld = errors.New("held by another process")
 
-// Acquire takes the lock and writes the PID to the file. It returns ErrHeld if another process holds
-// the lock.
+// Acquire locks the PID file at path, which it creates, and writes the PID of this process to it. It returns ErrHeld if
+// another process holds the lock.
 func Acquire(path string) (*Lock, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("creating the directory of the PID file: %w", err)
@@ -67,12 +67,13 @@ func lockExclusive(f *os.File) error {
 	}
 }
 
+// writeAt0 writes text at the start of f.
 func writeAt0(f *os.File, text string) error {
 	_, err := f.WriteAt([]byte(text), 0)
 	return err
 }
 
-// Release releases the lock. The file is kept, because another process may have locked it by then.
+// Release empties the file and releases the lock. The file is kept, because another process may have locked it by then.
 func (l *Lock) Release() {
 	_ = l.file.Truncate(0)
 	l.file.Close()
@@ -81,8 +82,8 @@ func (l *Lock) Release() {
 // exitTimeout limits how long Holder waits for the exit of a killed process.
 const exitTimeout = 10 * time.Second
 
-// Holder returns the PID of the process that holds the lock at path, or 0 if there is none. If that
-// process was killed, Holder waits for its exit.
+// Holder returns the PID of the process that holds the lock at path, or 0 if there is none. If that process was killed
+// or is exiting, Holder waits for its exit, at most for exitTimeout.
 func Holder(path string) (int, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {

@@ -32,7 +32,8 @@ const minFreeDiskRestart = 64 << 20
 // cluster without user workloads.
 const minMemory = 256 << 20
 
-// Check checks the requirements of this machine and returns all problems as one error.
+// Check checks the requirements of this machine and returns all problems as one error with the exit code of a preflight
+// error. ports are the TCP ports that must be free.
 func Check(l layout.Node, ports []int) error {
 	if err := command.RequireRoot(); err != nil {
 		return err
@@ -88,6 +89,7 @@ type Problem struct {
 	error
 }
 
+// Unwrap returns the error of the check.
 func (p Problem) Unwrap() error { return p.error }
 
 // NewProblem returns a Problem that the preflight check with this name has found.
@@ -100,6 +102,8 @@ func CheckName(err error) string {
 	return p.Check
 }
 
+// check runs the checks of a machine and returns all problems: used ports, files of another cluster, missing programs
+// and kernel features, disk space and memory.
 func check(l layout.Node, ports []int) []Problem {
 	problems := checkPorts(ports)
 	add := func(check string, err error) { problems = append(problems, Problem{check, err}) }
@@ -167,7 +171,8 @@ func otherCluster(l layout.Node) []string {
 	})
 }
 
-// hasCluster reports whether this machine already belongs to a cluster of this program.
+// hasCluster reports whether this machine already belongs to a cluster of this program. It also returns true if the
+// configuration of the cluster cannot be read.
 func hasCluster(l layout.Node) bool {
 	_, ours, err := clusterconfig.Load(l)
 	return ours || err != nil || clusterconfig.HasJoined(l)
@@ -291,8 +296,9 @@ func (e *diskSpaceError) Error() string {
 // Is implements the interface of errors.Is.
 func (e *diskSpaceError) Is(target error) bool { return target == unix.ENOSPC }
 
-// CheckDisk checks the free space of the file system of the data directory, and whether it is
-// writable.
+// CheckDisk returns an error if the file system of the data directory has too little free space or is read-only. For
+// too little space, errors.Is reports that the error is unix.ENOSPC. The first start of a cluster requires more space
+// than later ones.
 func CheckDisk(l layout.Node) error {
 	required := uint64(minFreeDisk)
 	if hasCluster(l) {

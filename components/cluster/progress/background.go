@@ -23,9 +23,9 @@ const (
 	stepsEnv = "HYPERKUBE_STEPS_FD"
 )
 
-// StartBackground starts this program with args in a new session, with logFile as output, and
-// passes its steps to send until it is ready. If ctx is done first, the process gets SIGTERM. env
-// is added to its environment.
+// StartBackground starts this program with args in a new session, with logFile as output. It passes the steps of the
+// process to send, and returns nil when the process is ready. If the start fails, it returns the error of the process
+// and its exit code. If ctx is done first, the process gets SIGTERM. env is added to its environment.
 func StartBackground(ctx context.Context, args []string, logFile string, send func(Step), env ...string) error {
 	self, err := os.Executable()
 	if err != nil {

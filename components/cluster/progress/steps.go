@@ -52,7 +52,7 @@ func (s *Steps) Fail(err error) {
 	s.Send(Step{Error: err.Error(), Code: command.ExitCode(err)})
 }
 
-// Send sets st.At to the time since the start and passes st to the function given to New.
+// Send sets st.At to the time since the start and passes st to the function that New has received.
 func (s *Steps) Send(st Step) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +60,8 @@ func (s *Steps) Send(st Step) {
 	s.send(st)
 }
 
-// Print returns a function for New that writes each step as a line of text to w.
+// Print returns a function for New that writes each step as a line of text to w. It does not write errors, which the
+// command prints.
 func Print(w io.Writer) func(Step) {
 	return func(s Step) {
 		switch {
@@ -75,6 +76,7 @@ func Print(w io.Writer) func(Step) {
 	}
 }
 
+// formatDuration formats a duration in milliseconds or, from one second on, in seconds.
 func formatDuration(d time.Duration) string {
 	if d < time.Second {
 		return fmt.Sprintf("%d ms", d.Milliseconds())

@@ -23,8 +23,9 @@ type Waiter struct {
 // ErrTimeout is the cause of the context of Waiter.Wait when the timeout of the Waiter has passed.
 var ErrTimeout = errors.New("timed out")
 
-// Wait runs f, which waits for what. describe returns the current problem, or "" if there is none.
-// It may be nil.
+// Wait runs f, which waits for what, and returns its error. After the timeout it cancels the context of f and returns
+// an error with the current problem and the hint. describe returns the current problem, or "" if there is none. It may
+// be nil.
 func (p Waiter) Wait(ctx context.Context, what string, describe func(context.Context) string, f func(context.Context) error) error {
 	waitCtx, cancel := context.WithCancel(ctx)
 	if p.Timeout > 0 {

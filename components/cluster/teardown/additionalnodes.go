@@ -18,7 +18,7 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// stopAdditionalNodes stops the main processes of all additional nodes. Their pods keep running.
+// stopAdditionalNodes stops the main processes of all additional nodes that run. Their pods keep running.
 func stopAdditionalNodes(ctx context.Context, out io.Writer, l layout.Node) error {
 	return EachAdditionalNode(l, func(i int) error {
 		n := l.Numbered(i)
@@ -41,7 +41,7 @@ func downAdditionalNodes(ctx context.Context, out io.Writer, l layout.Node) erro
 }
 
 // EachAdditionalNode calls f concurrently with the number of each additional node that has files on this machine. It
-// returns all errors.
+// returns all errors, each with the number of the node.
 func EachAdditionalNode(l layout.Node, f func(i int) error) error {
 	numbers, err := AdditionalNodeNumbers(l)
 	if err != nil {
@@ -61,9 +61,9 @@ func EachAdditionalNode(l layout.Node, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// DownAdditionalNode stops the i-th additional node with its pods. It reverts the changes of the node in
-// the network namespace of the node, because the same names in the host's namespace belong to the
-// first node.
+// DownAdditionalNode stops the i-th additional node with its pods, reverts its changes to the host, and deletes its
+// network namespace and run directory. The data is kept. It reverts the changes in the network namespace of the node,
+// because the same names in the host's namespace belong to the first node.
 func DownAdditionalNode(ctx context.Context, out io.Writer, l layout.Node, i int) error {
 	n := l.Numbered(i)
 	t, err := pidlock.AcquireLifecycle(ctx, n, true)

@@ -19,9 +19,10 @@ import (
 // periods of the kubelet. With StopTimeout, it is shorter than the timeout of the unit.
 const suspendTimeout = 50 * time.Second
 
-// suspend stops all pods of this machine in order, then the main processes and the runtimes. It is the stop job of the unit
-// of pods: the next start of the cluster runs the pods again. The main processes stop after the pods of all nodes, because
-// pods use the API until they have stopped. It does not stop systemd units, because those wait for the stop job.
+// suspend stops all pods of this machine in order, then the main processes and the runtimes. It is the stop job of the
+// systemd unit that contains the pods: the next start of the cluster runs the pods again. The main processes stop after
+// the pods of all nodes, because pods use the API until they have stopped. It does not stop systemd units, because
+// those wait for the stop job.
 func suspend(ctx context.Context, out io.Writer, l layout.Node) error {
 	additional, err := AdditionalNodeNumbers(l)
 	if err != nil {
@@ -64,7 +65,8 @@ func stopProcesses(ctx context.Context, out io.Writer, l layout.Node, suspendErr
 	return terminateRuntime(ctx, l)
 }
 
-// terminateRuntime stops the container runtime. Its containers keep running.
+// terminateRuntime stops the container runtime, if it runs. Its containers keep running. After StopTimeout, it kills
+// the runtime.
 func terminateRuntime(ctx context.Context, l layout.Node) error {
 	pid, err := node.RuntimePID(l)
 	if err != nil || pid == 0 {

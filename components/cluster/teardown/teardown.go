@@ -62,8 +62,8 @@ func NewStop() *cobra.Command {
 	return cmd
 }
 
-// StopMain stops the main process of the node at l, which runs kubelet, proxy and in clusters of `up` the control
-// plane. Pods keep running.
+// StopMain stops the main process of the node at l, if it runs: the process of the kubelet, the proxy and, in clusters
+// of `up`, the control plane. Pods keep running. After StopTimeout, it kills the process.
 func StopMain(ctx context.Context, out io.Writer, l layout.Node) error {
 	holder := func() (int, error) { return pidlock.Holder(l.PIDFile(layout.MainProcess)) }
 	pid, err := holder()
@@ -87,7 +87,8 @@ func StopMain(ctx context.Context, out io.Writer, l layout.Node) error {
 // children. Nil means that there is none.
 type stoppingProcess pidlock.Termination
 
-// terminateMain terminates the main process and waits until it has stopped its components.
+// terminateMain terminates the main process and waits until it has stopped its components. The result is nil if there
+// is none. The caller must call wait of the result.
 func terminateMain(ctx context.Context, out io.Writer, l layout.Node) (*stoppingProcess, error) {
 	ctx, cancel := context.WithTimeout(ctx, StopTimeout)
 	defer cancel()
@@ -189,6 +190,8 @@ func undoFunctions() hostjournal.Functions {
 	return functions
 }
 
+// stopRuntime stops and removes all pods, and then stops the container runtime. It calls leave, which may be nil,
+// before it stops etcd; without a runtime, it only calls leave.
 func stopRuntime(ctx context.Context, out io.Writer, l layout.Node, leave func()) error {
 	pid, err := node.RuntimePID(l)
 	if err != nil {
@@ -241,6 +244,7 @@ func addIgnoreFlag(cmd *cobra.Command) {
 	cmd.Flags().StringSlice("ignore-preflight-errors", nil, "Accepted for compatibility with kubeadm. The only check of reset, for root privileges, cannot be ignored.")
 }
 
+// reset stops the cluster like down, removes this machine's etcd member from the cluster, and deletes the data.
 func reset(ctx context.Context, out io.Writer, l layout.Node) error {
 	return cleanup(ctx, out, l, func() { controlplane.LeaveEtcd(ctx, out, l) })
 }

@@ -14,8 +14,8 @@ import (
 	"hyperkube/components/cluster/applyset"
 )
 
-// Server is a running API server. It serves built-in kinds and custom resources, without authorization and
-// admission.
+// Server is a running API server with clients that authenticate as a cluster administrator. It serves built-in kinds
+// and custom resources, without authorization and admission.
 type Server struct {
 	REST    *rest.Config
 	Kube    kubernetes.Interface
@@ -32,7 +32,7 @@ func Start(t testing.TB) *Server {
 	return &Server{REST: cfg, Kube: kubernetes.NewForConfigOrDie(cfg), Dynamic: dynamic.NewForConfigOrDie(cfg), Mapper: s.Registry()}
 }
 
-// Client returns a client of sets whose members have the field manager "hyperkube".
+// Client returns a client that applies ApplySets with the field manager "hyperkube".
 func (s *Server) Client() *applyset.Client {
 	return &applyset.Client{Dynamic: s.Dynamic, Mapper: s.Mapper, FieldManager: "hyperkube"}
 }
