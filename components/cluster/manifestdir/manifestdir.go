@@ -134,7 +134,7 @@ func (a *Applier) formerUnits(ctx context.Context) ([]string, error) {
 // directory must not lose them. It removes the error of the file, which does not concern the present directory. data is
 // that of the file's ConfigMap.
 func (a *Applier) keep(ctx context.Context, data map[string]string) {
-	a.cfg.Log.Warn("manifest of another directory is not updated; its objects are kept, to delete them start with that directory and without the file",
+	a.cfg.Log.Warn("manifest of another directory is not updated; its objects are kept: to delete them, start with that directory and without the file",
 		"file", data[dataFile], "directory", data[dataDirectory])
 	if data[dataError] == "" {
 		return

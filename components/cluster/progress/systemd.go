@@ -15,11 +15,11 @@ func NotifySystemd(state string) {
 	}
 	conn, err := net.Dial("unixgram", address)
 	if err != nil {
-		slog.Warn("sending state of this service to systemd failed; systemctl shows an outdated state, and waits for the start of the service if READY=1 was lost; the cluster is not affected, no retry", "state", state, "err", err)
+		slog.Warn("sending state of this service to systemd failed; no retry: systemctl shows an outdated state, and waits for the start of the service if READY=1 was lost; systemd may restart the service if several WATCHDOG=1 were lost", "state", state, "err", err)
 		return
 	}
 	defer conn.Close()
 	if _, err := conn.Write([]byte(state)); err != nil {
-		slog.Warn("sending state of this service to systemd failed; systemctl shows an outdated state, and waits for the start of the service if READY=1 was lost; the cluster is not affected, no retry", "state", state, "err", err)
+		slog.Warn("sending state of this service to systemd failed; no retry: systemctl shows an outdated state, and waits for the start of the service if READY=1 was lost; systemd may restart the service if several WATCHDOG=1 were lost", "state", state, "err", err)
 	}
 }
