@@ -237,7 +237,8 @@ func makeNodeIPAM(d *deps) (runner, error) {
 }
 
 // chooseControllers returns the controllers that the values of the --controllers flag select, in the order of
-// descriptors. An empty list means "*". It returns an error for unknown names.
+// descriptors. The prefix "-" excludes a controller. An empty list means "*". Names of controllers that only upstream
+// has are ignored; other unknown names are an error.
 func chooseControllers(flag []string) ([]descriptor, error) {
 	if len(flag) == 0 {
 		flag = []string{"*"}

@@ -208,7 +208,7 @@ type pendingAttachment struct {
 }
 
 // reserve records that an exclusive volume is being attached to a node, because the cache does not show it immediately.
-// It returns false if the volume is being attached to another node.
+// It returns false if the volume has been reserved for another node within pendingTimeout.
 func (c *Controller) reserve(volume, node, name string) bool {
 	now := c.env.Clock.Now()
 	c.mu.Lock()
@@ -230,7 +230,8 @@ func (c *Controller) releaseReservation(volume, name string) {
 	}
 }
 
-// volumeDeleted reports whether a PersistentVolume does not exist in the API server, because the cache may be stale.
+// volumeDeleted queries the API server, because the cache may be stale, and reports whether a PersistentVolume does not
+// exist.
 func (c *Controller) volumeDeleted(ctx context.Context, volume string) (bool, error) {
 	// The controller's RBAC role allows listing persistent volumes, not getting them.
 	list, err := c.env.Kube.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", volume).String()})
@@ -249,7 +250,8 @@ func (c *Controller) markUsed(name string) {
 }
 
 // mayDetach reports whether the volume of the VolumeAttachment a, which no pod uses, can be detached from the node n
-// now. n is nil if the node was deleted. It returns false if a is being deleted.
+// now. It returns true if n is nil, because the node was deleted, and if the name of the volume is unknown. It returns
+// false if a is being deleted.
 func (c *Controller) mayDetach(n *corev1.Node, a *storagev1.VolumeAttachment) bool {
 	if a.DeletionTimestamp != nil {
 		return false // already being deleted

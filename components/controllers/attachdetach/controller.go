@@ -200,10 +200,12 @@ func uniqueName(src *corev1.CSIPersistentVolumeSource) corev1.UniqueVolumeName {
 	return corev1.UniqueVolumeName(csiPrefix + src.Driver + "^" + src.VolumeHandle)
 }
 
+// csiPrefix is the prefix of the names under which a node's status lists CSI volumes.
 const csiPrefix = "kubernetes.io/csi/"
 
 // sync attaches the volumes that the pods on a node need, detaches those that are not needed any more, and updates the
-// list of attached volumes in the node's status. Nodes without the annotation managedAnnotation are ignored.
+// list of attached volumes in the node's status. Nodes without the annotation managedAnnotation are ignored. If the
+// node was deleted, sync only detaches volumes.
 func (c *Controller) sync(ctx context.Context, node string) error {
 	wanted, disks, err := c.desiredVolumes(node)
 	if err != nil {

@@ -19,6 +19,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
+// infoName is the ConfigMap with the public kubeconfig of the cluster. kubeconfigKey is the key of the kubeconfig in
+// its data, signaturePrefix the prefix of the keys of signatures.
 const (
 	infoName        = "cluster-info"
 	kubeconfigKey   = "kubeconfig"
@@ -56,8 +58,8 @@ func NewSigner(env control.Env) (*Signer, error) {
 	}))
 }
 
-// sync replaces the signatures in the ConfigMap by those of all valid tokens. It does nothing if the ConfigMap does not
-// exist.
+// sync replaces the signatures in the ConfigMap by those of all valid tokens, and schedules another sync for the
+// expiration of each token. It does nothing if the ConfigMap does not exist or contains no kubeconfig.
 func (s *Signer) sync(ctx context.Context, _ string) error {
 	info, err := s.configs.ConfigMaps(metav1.NamespacePublic).Get(infoName)
 	if apierrors.IsNotFound(err) {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// namePrefix is the prefix of the names of Secrets with bootstrap tokens. The ID of the token follows.
 const namePrefix = "bootstrap-token-"
 
 // isToken reports whether a Secret contains a bootstrap token.

@@ -51,7 +51,8 @@ func New(env control.Env) (*Controller, error) {
 	}))
 }
 
-// sync sets the rules of an aggregated ClusterRole to the union of the rules of the ClusterRoles that it selects.
+// sync sets the rules of a ClusterRole with an aggregation rule to the union of the rules of the ClusterRoles that it
+// selects. Rules that a user has written are replaced. Other ClusterRoles are not changed.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	role, err := c.roles.Get(name)
 	if apierrors.IsNotFound(err) {

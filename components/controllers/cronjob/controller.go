@@ -198,8 +198,9 @@ func (r *run) remove(uid types.UID) {
 	r.cj.Status.Active = slices.DeleteFunc(r.cj.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == uid })
 }
 
-// schedule creates the Job that is due, if any, and returns the delay until the next sync, or 0 if none is needed.
-// Invalid schedules and time zones are only reported with events, because a retry does not help.
+// schedule creates the Job that is due, if any, and returns the delay until the next sync. The delay is 0 if no sync is
+// needed: if the CronJob is suspended or is being deleted, or if its schedule or time zone is invalid. These are only
+// reported with events, because a retry does not help.
 func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 	cj, now := r.cj, r.env.Clock.Now()
 	if cj.DeletionTimestamp != nil || ptr.Deref(cj.Spec.Suspend, false) {
@@ -317,7 +318,8 @@ func jobOf(cj *batchv1.CronJob, name string, due time.Time) *batchv1.Job {
 	return j
 }
 
-// delete deletes a Job and its pods, with an event on the CronJob.
+// delete deletes a Job and, in the background, its pods, with an event on the CronJob. It is not an error if the Job
+// does not exist.
 func (r *run) delete(ctx context.Context, name string) error {
 	background := metav1.DeletePropagationBackground
 	err := r.env.Kube.BatchV1().Jobs(r.cj.Namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
@@ -332,7 +334,7 @@ func (r *run) delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// cleanup deletes the oldest finished Jobs beyond the history limits of the CronJob.
+// cleanup deletes the oldest finished Jobs beyond the history limits of the CronJob. Without a limit, it keeps all.
 func (r *run) cleanup(ctx context.Context) error {
 	var errs []error
 	for how, limit := range map[batchv1.JobConditionType]*int32{

@@ -27,8 +27,8 @@ type Controller struct {
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// recognizer describes a type of CertificateSigningRequests, and the permission with which the requester gets a
-// request of this type approved automatically.
+// recognizer describes a type of CertificateSigningRequests for kubelet client certificates, and the permission with
+// which the requester gets a request of this type approved automatically.
 type recognizer struct {
 	// self is true if a node requests the certificate for itself.
 	self bool
@@ -57,8 +57,9 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(requests.Informer(), control.AddedOrUpdated(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
 }
 
-// sync approves the request with this name if a recognizer matches and the requester has its permission. Without the
-// permission it returns an error, so that the sync is retried.
+// sync approves the request with this name if it is a pending request for a kubelet client certificate, and RBAC
+// permits the requester to get the certificate. Without the permission it returns an error, so that the sync is
+// retried. Other requests are ignored.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	r, err := c.requests.Get(name)
 	if apierrors.IsNotFound(err) {

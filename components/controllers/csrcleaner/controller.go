@@ -79,6 +79,7 @@ func deleteAfter(r *certificatesv1.CertificateSigningRequest) time.Time {
 	return end
 }
 
+// earlier returns the earlier of two times.
 func earlier(a, b time.Time) time.Time {
 	if b.Before(a) {
 		return b

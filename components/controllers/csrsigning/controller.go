@@ -141,7 +141,7 @@ func (c *Controller) duration(seconds *int32) time.Duration {
 }
 
 // checkRequest returns an error if the request violates the rules of a signer for subject, alternative names and key
-// usages.
+// usages. The signer kubernetes.io/legacy-unknown has no rules.
 func checkRequest(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage, signer string) error {
 	switch signer {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:

@@ -267,7 +267,8 @@ func isUpdated(ds *appsv1.DaemonSet, p *corev1.Pod, hash string) bool {
 }
 
 // surgeOf returns how many pods with the current template may run beside old ones on the same node during a rolling
-// update. total is the number of nodes that should run a pod.
+// update. total is the number of nodes that should run a pod. It returns 0 for other update strategies, and if maxSurge
+// is unset or invalid.
 func surgeOf(ds *appsv1.DaemonSet, total int) int {
 	u := ds.Spec.UpdateStrategy.RollingUpdate
 	if ds.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType || u == nil || u.MaxSurge == nil {
@@ -280,9 +281,9 @@ func surgeOf(ds *appsv1.DaemonSet, total int) int {
 	return n
 }
 
-// unavailableOf returns how many of a DaemonSet's pods may be unavailable during a rolling update. total is the number
-// of nodes that should run a pod, of which maxUnavailable can be a percentage. It returns an error if maxUnavailable
-// is invalid.
+// unavailableOf returns how many of a DaemonSet's pods may be unavailable during a rolling update; 1 if maxUnavailable
+// is unset. total is the number of nodes that should run a pod, of which maxUnavailable can be a percentage. It returns
+// an error if maxUnavailable is invalid.
 func unavailableOf(ds *appsv1.DaemonSet, total int) (int, error) {
 	u := ds.Spec.UpdateStrategy.RollingUpdate
 	if u == nil || u.MaxUnavailable == nil {

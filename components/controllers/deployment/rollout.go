@@ -170,6 +170,7 @@ func setName(deployment, hash string) string {
 	return deployment[:min(len(deployment), max(0, validation.DNS1123SubdomainMaxLength-len(end)))] + end
 }
 
+// withLabel returns a copy of m with the label key set to value.
 func withLabel(m map[string]string, key, value string) map[string]string {
 	out := make(map[string]string, len(m)+1)
 	maps.Copy(out, m)

@@ -35,6 +35,7 @@ var ownAnnotations = map[string]bool{
 	rollbackAnnotation:                 true,
 }
 
+// isRolling reports whether the strategy of d is RollingUpdate.
 func isRolling(d *appsv1.Deployment) bool {
 	return d.Spec.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType
 }
@@ -111,6 +112,7 @@ func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
 	return equality.Semantic.DeepEqual(x, y)
 }
 
+// withoutHash returns m without the hash label that ReplicaSets add. It returns m itself if it has no such label.
 func withoutHash(m map[string]string) map[string]string {
 	if _, ok := m[appsv1.DefaultDeploymentUniqueLabelKey]; !ok {
 		return m
@@ -124,6 +126,7 @@ func withoutHash(m map[string]string) map[string]string {
 	return out
 }
 
+// olderFirst sorts ReplicaSets by their age, the oldest first.
 func olderFirst(sets []*appsv1.ReplicaSet) {
 	sort.SliceStable(sets, func(i, j int) bool { return older(sets[i], sets[j]) })
 }
@@ -204,6 +207,7 @@ func revision(annotations map[string]string) int64 {
 	return n
 }
 
+// maxRevision returns the highest revision of the ReplicaSets, or 0 if there is none.
 func maxRevision(sets []*appsv1.ReplicaSet) (n int64) {
 	for _, rs := range sets {
 		n = max(n, revision(rs.Annotations))

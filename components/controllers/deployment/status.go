@@ -27,6 +27,7 @@ const (
 	minimumNotAvailable = "MinimumReplicasUnavailable"
 )
 
+// condition returns the condition of s of the type kind, or nil if s has none. The result points into s.Conditions.
 func condition(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditionType) *appsv1.DeploymentCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {
@@ -36,6 +37,7 @@ func condition(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditionType) 
 	return nil
 }
 
+// removeCondition removes the condition of the type kind from s.
 func removeCondition(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditionType) {
 	var kept []appsv1.DeploymentCondition
 	for _, c := range s.Conditions {

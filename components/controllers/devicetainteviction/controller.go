@@ -27,6 +27,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
+// claimKey and ruleKey are the prefixes of keys in the work queue: before the namespace/name of a ResourceClaim, and
+// before the name of a DeviceTaintRule.
 const (
 	claimKey = "claim:"
 	ruleKey  = "rule:"

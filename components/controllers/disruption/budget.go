@@ -81,8 +81,9 @@ func (c *Controller) pendingEvictions(b *policyv1.PodDisruptionBudget, pods []*c
 	return left, recheck
 }
 
-// expectedCounts returns the expected number of pods of a budget and the desired number of healthy ones. unmanaged is
-// true if the size of the pods' controllers is needed and some pods have no controller; the result is then inaccurate.
+// expectedCounts returns the expected number of pods of a budget and the desired number of healthy ones. Both are 0 for
+// a budget with neither minAvailable nor maxUnavailable. unmanaged is true if the size of the pods' controllers is
+// needed and some pods have no controller; the result is then inaccurate.
 func (c *Controller) expectedCounts(ctx context.Context, b *policyv1.PodDisruptionBudget, pods []*corev1.Pod) (expected, desired int32, unmanaged bool, err error) {
 	switch least, most := b.Spec.MinAvailable, b.Spec.MaxUnavailable; {
 	case most != nil:

@@ -82,8 +82,8 @@ func (m *scalingHistory) stabilize(now time.Time, up, down time.Duration, curren
 	}
 }
 
-// stabilizeDefault is stabilize for autoscalers without behavior: it returns the highest recommendation within window,
-// even if it exceeds the current size.
+// stabilizeDefault limits the desired number of replicas for autoscalers without behavior: it returns the highest
+// recommendation within window, even if it exceeds the current size. It adds desired to the recommendations.
 func (m *scalingHistory) stabilizeDefault(now time.Time, window time.Duration, desired int32) limitedSize {
 	most := desired
 	kept := m.recommendations[:0]

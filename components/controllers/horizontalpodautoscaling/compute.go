@@ -21,6 +21,7 @@ type failure struct {
 	why, err error
 }
 
+// Error returns the message with the name of the metric.
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
@@ -289,6 +290,7 @@ func amount(name corev1.ResourceName, milli int64) *resource.Quantity {
 	return quantity(milli)
 }
 
+// quantity converts a value in thousandths to a quantity.
 func quantity(milli int64) *resource.Quantity {
 	return resource.NewMilliQuantity(milli, resource.DecimalSI)
 }

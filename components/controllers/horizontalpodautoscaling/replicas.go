@@ -64,7 +64,8 @@ func (c *Controller) classifyPods(pods []*corev1.Pod, samples map[string]sample,
 	return g
 }
 
-// starting reports whether the CPU sample s of a pod is not representative, because the pod was still starting.
+// starting reports whether the CPU sample s of a pod is not representative, because the pod was still starting. This
+// includes pods without a Ready condition or a start time.
 func (c *Controller) starting(p *corev1.Pod, s sample, now time.Time) bool {
 	ready := control.PodCondition(&p.Status, corev1.PodReady)
 	if ready == nil || p.Status.StartTime == nil {
@@ -209,7 +210,8 @@ func usage(target int64, average *int64) comparison {
 }
 
 // byRatio returns the number of replicas for a metric with one value for the entire target. ratio is the value divided
-// by its target value, and ready the number of ready pods.
+// by its target value, and ready the number of ready pods. From zero replicas, it scales to the ratio, regardless of
+// the tolerance.
 func byRatio(current int32, ratio float64, ready int, t tolerance) int32 {
 	if current == 0 {
 		return roundUp(ratio)

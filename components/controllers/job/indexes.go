@@ -13,6 +13,7 @@ import (
 // indexes is a set of completion indexes. It is a list of sorted closed intervals that are disjoint and not adjacent.
 type indexes []interval
 
+// interval is a closed range of completion indexes.
 type interval struct{ first, last int }
 
 // parseIndexes parses a set in the format of the API, such as "1,3-5,7". Invalid parts, and indexes that are not below
@@ -98,6 +99,7 @@ func (x indexes) String() string {
 	return b.String()
 }
 
+// isIndexed reports whether the completion mode of a Job is Indexed.
 func isIndexed(j *batchv1.Job) bool {
 	return j.Spec.CompletionMode != nil && *j.Spec.CompletionMode == batchv1.IndexedCompletion
 }

@@ -18,6 +18,7 @@ type metrics struct {
 	syncs, finished, pods, byPolicy, terminated, others, indexes, creations *prometheus.CounterVec
 }
 
+// newMetrics creates the metrics without registering them.
 func newMetrics() *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "job_controller_" + name, Help: help}, labels)

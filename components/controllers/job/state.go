@@ -351,6 +351,7 @@ func (s *state) terminateAll(ctx context.Context, failed bool) (bool, error) {
 	return true, nil
 }
 
+// suspended reports whether spec.suspend of the Job is true.
 func (s *state) suspended() bool { return ptr.Deref(s.job.Spec.Suspend, false) }
 
 // advance makes the next step of the Job after count: it creates or deletes pods, or finishes the Job. Then it writes

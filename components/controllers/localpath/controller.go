@@ -142,9 +142,9 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 // errNode is the error if a claim's node cannot have the volume, but another node may.
 var errNode = errors.New("node has no local volumes")
 
-// provision creates the volume of a claim once its node is selected. It does nothing for claims of other provisioners
-// and for claims that already have a volume. If the volume cannot be created, it emits an event; if only the selected
-// node is unsuitable, it requests another node.
+// provision creates the volume of a claim once its node is selected. It does nothing for claims of other provisioners,
+// for claims that already have a volume, and while the scheduler has not selected a node. If the volume cannot be
+// created, it emits an event; if only the selected node is unsuitable, it requests another node.
 func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	if pvc.DeletionTimestamp != nil || pvc.Status.Phase == corev1.ClaimLost {
 		return nil

@@ -38,8 +38,9 @@ type report struct {
 	finalizers              map[string]int
 }
 
-// deleteContent deletes all objects in ns, pods before all others, and updates the conditions of ns. It returns an
-// estimate of how long the deletion of the remaining objects will take, zero if none remain.
+// deleteContent deletes all pods in ns and then, if none remain and no deletion failed, all other objects. It updates
+// the conditions of ns and returns an estimate of how long the deletion of the remaining objects will take, zero if
+// none remain. It returns an error if discovery or a deletion failed; ns must not be finalized then.
 func (c *Controller) deleteContent(ctx context.Context, ns *corev1.Namespace) (time.Duration, error) {
 	r := &report{remaining: map[schema.GroupVersionResource]int{}, finalizers: map[string]int{}}
 	resources, err := c.resources(r)

@@ -75,8 +75,9 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	}))
 }
 
-// sync deletes the content of the namespace with the name, if the namespace is being deleted. If content remains, it
-// schedules another sync; otherwise it removes the finalizer.
+// sync sets the phase of the namespace with the name to Terminating and deletes its content, if the namespace is being
+// deleted. If content remains, it schedules another sync; otherwise it removes the finalizer. A namespace without the
+// finalizer keeps its content.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	shared, err := c.namespaces.Get(name)
 	if apierrors.IsNotFound(err) {

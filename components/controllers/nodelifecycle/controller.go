@@ -185,9 +185,9 @@ func (c *Controller) observeAll(context.Context) error {
 	return nil
 }
 
-// leaseRenewed records that a kubelet has renewed the Lease of its Node. Any change of the renew time counts, because
-// the node's clock may have been set back. No sync is needed: the check at the end of the grace period uses the new
-// time.
+// leaseRenewed records that a kubelet has renewed the Lease of its Node, unless the Node is not known yet. Any change
+// of the renew time counts, because the node's clock may have been set back. No sync is needed: the check at the end of
+// the grace period uses the new time.
 func (c *Controller) leaseRenewed(l *coordv1.Lease) {
 	if l.Spec.RenewTime == nil {
 		return
@@ -251,8 +251,9 @@ func nodeCondition(s *corev1.NodeStatus, kind corev1.NodeConditionType) *corev1.
 	return nil
 }
 
-// observe records the health of the Node n. It returns the status of its Ready condition, or "" if n never reported its
-// status, and the time that is left until n counts as unresponsive.
+// observe records the health of the Node n, with an event if n is new. It returns the status of its Ready condition, or
+// "" if n never reported its status, and the time that is left until n counts as unresponsive; it is zero or negative
+// if n does.
 func (c *Controller) observe(n *corev1.Node) (ready corev1.ConditionStatus, left time.Duration) {
 	t := c.env.Clock.Now()
 	c.mu.Lock()
@@ -291,8 +292,9 @@ func (c *Controller) observe(n *corev1.Node) (ready corev1.ConditionStatus, left
 	return h.ready, h.lastSeen.Add(grace).Sub(t)
 }
 
-// syncNode checks whether a Node is unresponsive, and updates its conditions, labels and taints and the readiness of
-// its pods. It schedules another check for the end of the grace period.
+// syncNode sets the conditions of a Node to Unknown if it is unresponsive, and updates its labels and taints. It marks
+// the pods of a Node whose Ready condition is Unknown as not ready. It schedules another check for the end of the grace
+// period.
 func (c *Controller) syncNode(ctx context.Context, n *corev1.Node) error {
 	var errs []error
 	if err := c.reconcileLabels(ctx, n); err != nil {
@@ -393,7 +395,7 @@ func (c *Controller) declareUnknown(ctx context.Context, n *corev1.Node) (*corev
 	if err != nil {
 		return nil, err
 	}
-	c.env.Log.WarnContext(ctx, "kubelet of node has stopped reporting; conditions of the Node are set to Unknown, and its pods are evicted if the kubelet does not report again", "node", n.Name)
+	c.env.Log.WarnContext(ctx, "kubelet of node did not report in the grace period; conditions of the Node are set to Unknown, and its pods are evicted unless the kubelet reports before their tolerations expire", "node", n.Name)
 	if wasReady {
 		ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}
 		c.env.Events.Eventf(ref, corev1.EventTypeNormal, "NodeNotReady", "Node %s status is now: NodeNotReady", n.Name)

@@ -112,9 +112,10 @@ func replaceTaints(taints []corev1.Taint, effect corev1.TaintEffect, ours, want 
 var noExecuteKeys = []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable}
 
 // executeTaints reconciles the NoExecute taint of a Node, because of which its pods are evicted. ready is the status of
-// its Ready condition. A Node that is not ready is queued for the taint, which syncZone adds at the rate of the Node's
-// zone; if it has the taint of the other kind, it is replaced immediately. A ready Node loses the taint, and so do all
-// Nodes if no Node of the cluster is ready.
+// its Ready condition; if it is "", because the Node never reported its status, the taints are not changed. A Node that
+// is not ready is queued for the taint, which syncZone adds at the rate of the Node's zone; if it has the taint of the
+// other kind, it is replaced immediately. A ready Node loses the taint, and so do all Nodes if no Node of the cluster
+// is ready.
 func (c *Controller) executeTaints(ctx context.Context, n *corev1.Node, ready corev1.ConditionStatus) error {
 	key := map[corev1.ConditionStatus]string{
 		corev1.ConditionFalse:   corev1.TaintNodeNotReady,
@@ -147,7 +148,7 @@ func (c *Controller) executeTaints(ctx context.Context, n *corev1.Node, ready co
 }
 
 // syncZone adds the NoExecute taint to the next waiting Node of a zone, if the zone's rate allows it now, and schedules
-// the next call.
+// the next call. A Node that has become ready in the meantime gets no taint. After an error the Node is queued again.
 func (c *Controller) syncZone(ctx context.Context, name string) error {
 	c.mu.Lock()
 	node, again := c.zones.pop(name, c.env.Clock.Now())

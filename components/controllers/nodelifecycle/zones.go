@@ -100,8 +100,8 @@ func (w *zone) removeWaiting(node string) {
 	}
 }
 
-// computeState returns the state of the zone. threshold is the fraction of Nodes that are not ready from which on the
-// zone is in partial disruption.
+// computeState returns the state of the zone: full disruption if no Node is ready, and partial disruption if at least
+// three Nodes, and at least the fraction threshold of all, are not ready. Nodes with excludeLabel do not count.
 func (w *zone) computeState(threshold float64) state {
 	ready := 0
 	for _, r := range w.ready {
@@ -150,8 +150,8 @@ func (z *zones) updateStates() []string {
 	return wake
 }
 
-// rate returns how many Nodes of the zone w may get a taint per second. It is zero while evictions in the zone are
-// stopped.
+// rate returns how many Nodes of the zone w may get a taint per second. It is zero if no Node of the cluster is ready,
+// or if w is small and in partial disruption.
 func (z *zones) rate(w *zone) float64 {
 	switch {
 	case z.allDown:

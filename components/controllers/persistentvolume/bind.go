@@ -108,7 +108,8 @@ func capacityBeforeResize(pv *corev1.PersistentVolume, has resource.Quantity) re
 }
 
 // claimStatus sets the phase of a claim, and its access modes and capacity to those of its volume pv, which is nil for
-// a claim that is not bound. It writes nothing if the status is the same.
+// a claim that is not bound. A claim that is already bound keeps its capacity, which the controller that expands
+// volumes updates. It writes nothing if the status is the same.
 func (c *Controller) claimStatus(ctx context.Context, pvc *corev1.PersistentVolumeClaim, phase corev1.PersistentVolumeClaimPhase, pv *corev1.PersistentVolume) error {
 	next := pvc.DeepCopy()
 	s := &next.Status

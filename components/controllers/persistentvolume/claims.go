@@ -86,8 +86,8 @@ func uses(p *corev1.Pod, claim string) bool {
 	})
 }
 
-// assignClass assigns the default storage class to a claim without a class, which may have been created before there
-// was a default class. It reports whether the claim was changed.
+// assignClass assigns the default storage class, the newest if there are several, to a claim without a class, which may
+// have been created before there was a default class. It reports whether the claim was changed.
 func (c *Controller) assignClass(ctx context.Context, pvc *corev1.PersistentVolumeClaim) (bool, error) {
 	if volumehelpers.PersistentVolumeClaimHasClass(pvc) {
 		return false, nil
@@ -116,7 +116,8 @@ func (c *Controller) assignClass(ctx context.Context, pvc *corev1.PersistentVolu
 }
 
 // syncNamedVolume binds a claim to the volume that its spec names, if the volume matches and is not bound to another
-// claim. Otherwise the claim stays pending.
+// claim. Otherwise the claim stays pending. It returns an error if this controller chose the volume but another claim
+// has it.
 func (c *Controller) syncNamedVolume(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	pv, err := c.volume(pvc.Spec.VolumeName)
 	switch {
@@ -200,7 +201,8 @@ func (c *Controller) syncBoundClaim(ctx context.Context, pvc *corev1.PersistentV
 }
 
 // provision requests a volume from the provisioner of the claim's storage class, by setting the provisioner annotation
-// of the claim. Without a usable class, it emits an event and the claim stays pending.
+// of the claim. Without a usable class, it emits an event and the claim stays pending. With Config.NoProvisioning, it
+// only sets the phase Pending.
 func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	if c.cfg.NoProvisioning {
 		return c.claimStatus(ctx, pvc, corev1.ClaimPending, nil)

@@ -21,7 +21,8 @@ const (
 
 // recycle reclaims a released volume with the reclaim policy Recycle. It creates a pod that deletes the content of the
 // volume; events of the pod trigger the next calls. When the pod has succeeded, the volume becomes available; when it
-// has failed, the volume becomes failed.
+// has failed, the volume becomes failed. Volumes other than hostPath and NFS cannot be recycled and become failed, as
+// do all if Config.Image is not set.
 func (c *Controller) recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if c.cfg.Image == "" || pv.Spec.HostPath == nil && pv.Spec.NFS == nil {
 		return c.failVolume(ctx, pv, "VolumeFailedRecycle", "no recyclable volume plugin matched")

@@ -57,7 +57,8 @@ func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume
 	return c.unbind(ctx, pv)
 }
 
-// release sets the phase of a volume whose claim was deleted to Released, and applies its reclaim policy.
+// release sets the phase of a volume to Released, unless it is Failed, and applies its reclaim policy. The claim of the
+// volume was deleted or is bound to another volume.
 func (c *Controller) release(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
 		var err error

@@ -319,7 +319,7 @@ func (c *Controller) manage(ctx context.Context, rs *appsv1.ReplicaSet, active [
 }
 
 // create creates n pods for rs, first one, then increasingly many at a time, until a creation fails. It returns the
-// first error.
+// first error. It is not an error if the namespace is being deleted.
 func (c *Controller) create(ctx context.Context, rs *appsv1.ReplicaSet, n int) error {
 	k, object := key(rs), c.flavor.Object(rs)
 	c.expect.Expect(k, n)

@@ -31,7 +31,8 @@ const (
 )
 
 // startCounting starts to count the resources that q limits with count/, and waits until they are listed. It returns an
-// error if this takes longer than listTimeout. Resources that are not served are looked up again later.
+// error if this takes longer than listTimeout. Resources that are not served are looked up again later. Without
+// Config.Discovery it does nothing.
 func (c *Controller) startCounting(ctx context.Context, q *corev1.ResourceQuota) error {
 	if c.cfg.Discovery == nil {
 		return nil

@@ -154,8 +154,9 @@ func partition(set *appsv1.StatefulSet) (int, bool) {
 	return 0, false
 }
 
-// newReplica returns the pod to create for an ordinal, with the old or new revision depending on the progress of the
-// rollout.
+// newReplica returns the pod to create for an ordinal. It has the old revision if the ordinal is below the partition
+// or, without a partition, if the rollout has not reached it yet. With the update strategy OnDelete it always has the
+// new one.
 func (u *update) newReplica(ordinal int) (*corev1.Pod, error) {
 	r := u.next
 	if u.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateStatefulSetStrategyType {
@@ -224,7 +225,8 @@ func (u *update) sort() error {
 }
 
 // syncPods makes the next step towards the desired pods: it creates or repairs a replica, deletes a condemned pod, or
-// replaces an outdated pod. With parallel pod management, it makes the next step for each pod.
+// replaces an outdated pod. With parallel pod management, it makes the next step for each pod. It changes no pods if
+// the StatefulSet is being deleted. The update strategy Recreate, which is not supported, is an error.
 func (u *update) syncPods(ctx context.Context) error {
 	set := u.set
 	if err := u.sort(); err != nil {

@@ -211,7 +211,8 @@ func (l *Loop) runPrepare(ctx context.Context) bool {
 	}
 }
 
-// next waits for a key and syncs it. It returns false when the queue is shut down. w records metrics of the worker.
+// next waits for a key and syncs it. It adds a key whose sync has failed to the queue again, after a back-off, except
+// for ErrNoRetry and when ctx is done. It returns false when the queue is shut down. w records metrics of the worker.
 func (l *Loop) next(ctx context.Context, w *componentmetrics.Worker) bool {
 	key, down := l.queue.Get()
 	if down {

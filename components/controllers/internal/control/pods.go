@@ -327,6 +327,7 @@ func readySince(p *corev1.Pod) metav1.Time {
 // restartCount is the highest number of restarts among the regular containers and the sidecars of a pod.
 type restartCount struct{ regular, sidecar int32 }
 
+// restarts returns the highest numbers of restarts of a pod's containers.
 func restarts(p *corev1.Pod) restartCount {
 	var r restartCount
 	for i := range p.Status.ContainerStatuses {

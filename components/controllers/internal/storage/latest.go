@@ -68,4 +68,5 @@ func (l *Latest[T]) Forget(known T) {
 	delete(l.written, keyOf(known))
 }
 
+// keyOf returns the namespace/name of an object.
 func keyOf(m metav1.Object) string { return m.GetNamespace() + "/" + m.GetName() }
