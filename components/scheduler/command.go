@@ -59,6 +59,7 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
+// flags adds the flags of the scheduler to a set of flags. Parsing them sets the fields of o.
 func (o *options) flags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to the kubeconfig file with the location and credentials of the API server.")
 	o.serving.AddFlags(flags, layout.PortScheduler)

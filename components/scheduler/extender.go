@@ -127,7 +127,8 @@ func (e *extender) interested(pod *corev1.Pod) bool {
 	return false
 }
 
-// call sends the request in to the extender's path for verb and decodes the response into out.
+// call sends the request in to the extender's path for verb and decodes the response into out. It returns an error if
+// the HTTP status is not 200. Responses longer than maxExtenderAnswer are truncated, so they cannot be decoded.
 func (e *extender) call(ctx context.Context, verb string, in, out any) error {
 	body, err := json.Marshal(in)
 	if err != nil {

@@ -45,6 +45,7 @@ type inbox struct {
 	signal chan struct{}
 }
 
+// newInbox returns an empty inbox.
 func newInbox() *inbox { return &inbox{signal: make(chan struct{}, 1)} }
 
 // put adds a message and wakes the goroutine of Scheduler.Run, which processes the messages.
@@ -192,10 +193,12 @@ func (f *listers) spreadSelector(pod *corev1.Pod) labels.Selector {
 	return selector
 }
 
+// resourcesEqual reports whether a and b contain the same resources with the same amounts.
 func resourcesEqual(a, b corev1.ResourceList) bool {
 	return maps.EqualFunc(a, b, func(x, y resource.Quantity) bool { return x.Cmp(y) == 0 })
 }
 
+// taintsEqual reports whether a and b contain the same taints in the same order. When they were added does not count.
 func taintsEqual(a, b []corev1.Taint) bool {
 	return slices.EqualFunc(a, b, func(x, y corev1.Taint) bool {
 		return x.Key == y.Key && x.Value == y.Value && x.Effect == y.Effect

@@ -314,7 +314,7 @@ func (q *queue) onEvent(e framework.Event, now time.Time) {
 	if e == 0 {
 		return
 	}
-	// Clone, because retry removes items from the heap.
+	// Clone, because requeue removes items from the heap.
 	for _, it := range slices.Clone(q.heaps[unschedulable].items) {
 		if it.events&e != 0 {
 			q.requeue(it, now, e.String())

@@ -153,7 +153,7 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 	}
 	err := w.evict(ctx, d, recorder)
 	if err != nil && ctx.Err() == nil {
-		w.log.Warn("evicting preemption victims for pod failed; the pod stays pending and is scheduled again", "pod", name(d.pod), "node", *d.nominated, "err", err)
+		w.log.Warn("evicting preemption victims for pod failed; some may still run, and the pod stays pending until it is scheduled again after its back-off", "pod", name(d.pod), "node", *d.nominated, "err", err)
 	}
 	w.inbox.put(message{evicted: d.pod, err: err})
 }
@@ -229,7 +229,7 @@ func (w *writers) reportBindFailure(ctx context.Context, d *decision, why error,
 	if apierrors.IsNotFound(err) || err == nil && now.UID != d.pod.UID {
 		return
 	}
-	w.log.Warn("binding pod to node failed; the pod stays pending and is scheduled again", "pod", name(d.pod), "node", d.node, "err", why)
+	w.log.Warn("binding pod to node failed; the pod stays pending until it is scheduled again after its back-off", "pod", name(d.pod), "node", d.node, "err", why)
 	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(why.Error()))
 	if err == nil && now.Spec.NodeName == "" {
 		d.pod, d.reason, d.failed = now, why.Error(), true
@@ -268,7 +268,8 @@ func (w *writers) expect(ctx context.Context, d *decision) {
 	}
 }
 
-// reserve writes a reservation and waits until its volumes are bound and its devices are prepared.
+// reserve writes a reservation and waits until its volumes are bound and its devices are prepared. After an error, the
+// scheduler no longer assumes that the volumes are bound; bind releases the devices.
 func (w *writers) reserve(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	r := d.reservation
 	if len(r.Bind)+len(r.Provision) > 0 {

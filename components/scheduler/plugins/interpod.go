@@ -86,7 +86,8 @@ type affinityState struct {
 }
 
 // Filter rejects nodes that do not satisfy the pod's required affinity or anti-affinity, and nodes where existing pods
-// have anti-affinity to the pod. It returns an error if a term of the pod is invalid.
+// have anti-affinity to the pod. It returns nil if there are no such terms and no pod is nominated to a node, and an
+// error if a term of the pod is invalid.
 func (InterPodAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	own := c.Pod.Terms
 	if own == nil {

@@ -82,7 +82,8 @@ func (NodeAffinity) Wakes() framework.Event {
 }
 
 // Filter rejects nodes that do not match the pod's node selector or required node affinity, or Added. It rejects no
-// node and returns nil if the pod has neither.
+// node and returns nil if the pod has neither and Added requires nothing. It rejects all nodes if the terms of the
+// affinity name nodes, but none that can match.
 func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	spec := &c.Pod.Object.Spec
 	own := spec.Affinity != nil && spec.Affinity.NodeAffinity != nil &&

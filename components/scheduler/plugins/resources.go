@@ -56,7 +56,9 @@ func (NodeResourcesFit) Wakes() framework.Event {
 }
 
 // Filter rejects nodes whose allocatable resources, minus the requests of their pods, do not cover the pod's requests.
-// Preemption cannot help if a request exceeds the allocatable amount.
+// Preemption cannot help if a request exceeds the allocatable amount. It ignores the resources in Ignored and
+// IgnoredGroups, and extended resources that the node does not have but a DeviceClass provides, which DynamicResources
+// checks.
 func (p NodeResourcesFit) Filter(c *framework.Cycle) (*framework.Check, error) {
 	want := c.Pod.Requests
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {

@@ -57,8 +57,9 @@ type constraint struct {
 	least   int64 // minimum of counts
 }
 
-// constraints returns those of the pod's constraints whose whenUnsatisfiable is when, or the default constraints if the
-// pod has none. lax is true for the system defaults, which also apply to nodes without all topology labels.
+// constraints returns those of the pod's constraints whose whenUnsatisfiable is when. For a pod without constraints, it
+// returns the default ones, or none if no Service or workload selects the pod. lax is true for the system defaults,
+// which also apply to nodes without all topology labels. It returns an error if a constraint is invalid.
 func (p PodTopologySpread) constraints(c *framework.Cycle, when corev1.UnsatisfiableConstraintAction) (out []*constraint, lax bool, err error) {
 	pod := c.Pod.Object
 	list := pod.Spec.TopologySpreadConstraints

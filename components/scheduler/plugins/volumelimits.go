@@ -35,7 +35,7 @@ func (NodeVolumeLimits) Wakes() framework.Event {
 type csiVolume struct{ driver, handle string }
 
 // csiVolumes adds the CSI volumes of a pod's claims to out. A volume that is not provisioned yet is identified by its
-// claim. Claims that do not exist are ignored.
+// claim; it is ignored if its provisioner is one of kubernetes.io/. Claims that do not exist are ignored.
 func csiVolumes(v framework.Volumes, pod *corev1.Pod, out sets.Set[csiVolume]) {
 	for i := range pod.Spec.Volumes {
 		name := podrefs.ClaimName(pod, &pod.Spec.Volumes[i])

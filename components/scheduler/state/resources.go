@@ -167,10 +167,12 @@ func (n *Node) Conflicts(port Port) bool {
 	return false
 }
 
+// resourceMilli returns v thousandths, such as millicores, as a quantity.
 func resourceMilli(v int64) *apiresource.Quantity {
 	return apiresource.NewMilliQuantity(v, apiresource.DecimalSI)
 }
 
+// resourceBytes returns v bytes as a quantity.
 func resourceBytes(v int64) *apiresource.Quantity {
 	return apiresource.NewQuantity(v, apiresource.BinarySI)
 }
