@@ -21,7 +21,7 @@ type Flag struct {
 	// Why is the reason why the flag has no effect. It completes the sentence "Accepted for
 	// compatibility: ".
 	Why string
-	// Only lists the allowed values. If it is nil, any value is allowed.
+	// Only lists the allowed values, in lower case; the case of a value does not matter. If it is nil, any value is allowed.
 	Only []string
 	// Bool marks flags that may be given without a value.
 	Bool bool

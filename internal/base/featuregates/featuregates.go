@@ -64,7 +64,8 @@ func All() iter.Seq[Gate] {
 // value.
 type Set map[string]bool
 
-// Parse parses the value of a feature gates flag, such as "One=true,Two=false".
+// Parse parses the value of a feature gates flag, such as "One=true,Two=false". Empty items are ignored. It returns an
+// error for an item whose value is missing or is not a boolean, but does not check the names; Check does.
 func Parse(text string) (Set, error) {
 	out := Set{}
 	for pair := range strings.SplitSeq(text, ",") {
@@ -84,8 +85,9 @@ func Parse(text string) (Set, error) {
 	return out, nil
 }
 
-// Check returns an error for unknown gates and for values that this build does not support.
-// switches are the gates that the calling component can enable and disable.
+// Check returns an error for unknown gates and for values that this build does not support. AllAlpha cannot be enabled
+// and AllBeta cannot be disabled. switches are the gates that the calling component can enable and disable, so that
+// both values are allowed.
 func (s Set) Check(switches ...string) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(s)) {

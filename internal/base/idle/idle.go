@@ -113,6 +113,7 @@ func (s state) shouldRelease(later state, needed uint64) bool {
 // metricsReader reads the memory statistics. It reuses the buffer of one reading for the next.
 type metricsReader struct{ samples [4]metrics.Sample }
 
+// read returns the current statistics. Those that the Go runtime or the kernel does not report are zero.
 func (w *metricsReader) read() state {
 	for i, name := range [...]string{
 		"/gc/heap/allocs:bytes", "/gc/heap/live:bytes", "/memory/classes/heap/objects:bytes", "/memory/classes/heap/free:bytes",

@@ -57,6 +57,7 @@ type Group struct {
 	failed  chan error
 }
 
+// member is a component that a Group has started. err is the result of its Run, valid after done is closed.
 type member struct {
 	name           string
 	cancel         context.CancelFunc
@@ -117,9 +118,9 @@ func (g *Group) WaitReady(ctx context.Context, name string, ready <-chan struct{
 	}
 }
 
-// WaitFor runs f, which waits for the effect of members of the group, and returns its error. If a
-// member fails before, WaitFor cancels the context of f and returns the member's error. what
-// describes in errors what f waits for.
+// WaitFor runs f, which waits for the effect of members of the group, and returns its error. If a member fails before,
+// WaitFor cancels the context of f, waits for f and returns the member's error, which Failed then no longer delivers.
+// what describes in errors what f waits for.
 func (g *Group) WaitFor(ctx context.Context, what string, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -146,9 +147,9 @@ const (
 	slowStop = 3 * time.Second
 )
 
-// Stop stops all members one by one, the last started first, and returns their errors joined. A
-// member that does not stop within its timeout is an error, and Stop continues with the next one.
-// Afterwards the group is empty.
+// Stop stops all members one by one, the last started first, and returns their errors joined, except context.Canceled.
+// A member that does not stop within its timeout is an error, and Stop continues with the next one. Afterwards the
+// group is empty.
 func (g *Group) Stop() error {
 	usual := g.StopTimeout
 	if usual == 0 {

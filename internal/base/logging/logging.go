@@ -25,16 +25,20 @@ func SetDefault(log *slog.Logger) {
 // time, because klog's own logger can only be set once.
 type current struct{}
 
+// Enabled implements slog.Handler: the default handler decides.
 func (current) Enabled(ctx context.Context, level slog.Level) bool {
 	return slog.Default().Handler().Enabled(ctx, level)
 }
 
+// Handle implements slog.Handler. It passes the record to the default handler.
 func (current) Handle(ctx context.Context, r slog.Record) error {
 	return slog.Default().Handler().Handle(ctx, r)
 }
 
+// WithAttrs implements slog.Handler. The returned handler does not follow later calls of SetDefault.
 func (current) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return slog.Default().Handler().WithAttrs(attrs)
 }
 
+// WithGroup implements slog.Handler. The returned handler does not follow later calls of SetDefault.
 func (current) WithGroup(name string) slog.Handler { return slog.Default().Handler().WithGroup(name) }

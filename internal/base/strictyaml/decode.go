@@ -37,11 +37,12 @@ func (e *Error) Unwrap() error { return e.Cause }
 // errUnknown is the cause of an Error about an unknown field.
 var errUnknown = errors.New("unknown field")
 
-// maxErrors limits the number of errors that Decode looks for.
+// maxErrors is the number of errors after which Decode looks for no more.
 const maxErrors = 20
 
-// Decode decodes n into a new T by the rules of JSON; names of fields are case-sensitive. It returns an Error for each unknown
-// field and for each value that T does not accept, or for the first of them.
+// Decode decodes n into a new T by the rules of JSON; names of fields are case-sensitive. If n has unknown fields or
+// values that T does not accept, it returns nil and an Error for each of them, or only for the first ones if there are
+// more than maxErrors.
 func Decode[T any](n *Node) (*T, []*Error) {
 	out := new(T)
 	unknown, err := strictjson.UnmarshalStrict(n.JSON(), out)
@@ -53,7 +54,8 @@ func Decode[T any](n *Node) (*T, []*Error) {
 	return nil, l.errs
 }
 
-// unknownField returns the Error for an error about an unknown field, which contains its path.
+// unknownField returns the Error for an error about an unknown field, which contains its path. If err contains no path,
+// the position is that of root.
 func unknownField(root *Node, err error) *Error {
 	_, quoted, _ := strings.Cut(err.Error(), "unknown field ")
 	path, unquoteErr := strconv.Unquote(quoted)
@@ -159,6 +161,7 @@ func describeError(n *Node, err error) error {
 	return text
 }
 
+// describeType returns the kind of value that a Go type accepts, in the terms of YAML. t may be nil.
 func describeType(t reflect.Type) string {
 	if t == nil {
 		return "another type"

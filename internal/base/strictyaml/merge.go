@@ -1,8 +1,9 @@
 package strictyaml
 
-// Merge returns base with the values of over, which take precedence. Mappings are merged, and null deletes a key. Lists are
-// replaced, except lists of mappings that all have the key "name": items of over replace all items of base with the same name. The
-// result shares nodes with both, and keeps their positions. Either may be nil.
+// Merge returns base with the values of over, which take precedence. Mappings are merged, and null deletes a key of
+// base. Lists are replaced, except if all items of both are mappings with the key "name": items of over then replace
+// all items of base with the same name. The result shares nodes with both, and keeps their positions. Either may be
+// nil.
 func Merge(base, over *Node) *Node {
 	if over == nil {
 		return base

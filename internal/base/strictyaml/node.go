@@ -51,6 +51,7 @@ func (n *Node) Position() string { return position(n.File, n.Line) }
 // Position returns FILE:LINE of the key.
 func (f Field) Position() string { return position(f.File, f.Line) }
 
+// position returns FILE:LINE.
 func position(file string, line int) string { return file + ":" + strconv.Itoa(line) }
 
 // Get returns the value of a key; nil if n is not a mapping or does not have the key.
@@ -90,6 +91,7 @@ func (n *Node) JSON() []byte {
 	return out.Bytes()
 }
 
+// write appends the value as JSON to out.
 func (n *Node) write(out *bytes.Buffer) {
 	switch n.Kind {
 	case Mapping:
@@ -117,6 +119,7 @@ func (n *Node) write(out *bytes.Buffer) {
 	}
 }
 
+// writeScalar appends a scalar as JSON to out. It panics if value has another type than those of Node.Scalar.
 func writeScalar(out *bytes.Buffer, value any) {
 	text, err := json.Marshal(value)
 	if err != nil { // scalars are strings, bools, numbers in the syntax of JSON, or nil

@@ -51,7 +51,8 @@ func Parse(name string, data []byte) ([]*Node, error) {
 	}
 }
 
-// decode decodes the next document. The library panics on some invalid documents.
+// decode decodes the next document. It returns an error if the library panics, as it does on some invalid documents,
+// and io.EOF at the end of the file.
 func decode(decoder *yaml.Decoder, doc *yaml.Node) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -64,7 +65,8 @@ func decode(decoder *yaml.Decoder, doc *yaml.Node) (err error) {
 // syntaxLine matches the position in a syntax error of the library.
 var syntaxLine = regexp.MustCompile(`^yaml: line (\d+): `)
 
-// syntaxError returns err with the position in front.
+// syntaxError returns an error with the text of err, a syntax error of the library, and its position, if err contains
+// one.
 func syntaxError(file string, err error) error {
 	text := err.Error()
 	if m := syntaxLine.FindStringSubmatch(text); m != nil {
@@ -80,10 +82,13 @@ type converter struct {
 	errs         []error
 }
 
+// fail records an error at a line of the file.
 func (c *converter) fail(line int, format string, args ...any) {
 	c.errs = append(c.errs, fmt.Errorf("%s: %s", position(c.file, line), fmt.Sprintf(format, args...)))
 }
 
+// convert returns the Node for n. It records errors in c.errs and then returns a partial Node. After maxNodes values,
+// or in more than maxDepth levels, it converts no more.
 func (c *converter) convert(n *yaml.Node) *Node {
 	out := &Node{File: c.file, Line: n.Line}
 	if c.count++; c.count > maxNodes {
@@ -130,7 +135,8 @@ func (c *converter) convert(n *yaml.Node) *Node {
 	return out
 }
 
-// scalar returns the value of a scalar node.
+// scalar returns the value of a scalar node: nil, a bool, a json.Number or a string. It returns an error for numbers
+// that JSON cannot represent and for other tags, such as !!binary.
 func scalar(n *yaml.Node) (any, error) {
 	switch n.ShortTag() {
 	case "!!null":
