@@ -126,6 +126,7 @@ func syncAll(paths []string) error {
 	return nil
 }
 
+// syncOne syncs one file or directory to disk.
 func syncOne(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

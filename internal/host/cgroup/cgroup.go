@@ -260,8 +260,8 @@ func (m *Manager) Create(cgroup string, resources Resources) error {
 	return m.Set(cgroup, resources)
 }
 
-// delegate enables all controllers of the unified hierarchy in each parent of the cgroup, so that
-// they work in the cgroup. It ignores controllers that cannot be enabled, unless they are required.
+// delegate enables all controllers of the unified hierarchy in each parent of the cgroup, so that they work in the
+// cgroup. It ignores controllers that cannot be enabled, unless they are required: cpu, memory and pids.
 func (m *Manager) delegate(cgroup string) error {
 	var enable []string
 	for _, name := range m.controllers {
@@ -291,6 +291,7 @@ func (m *Manager) delegate(cgroup string) error {
 	return nil
 }
 
+// required reports whether the kubelet and the container runtime cannot work without the controller.
 func required(controller string) bool {
 	return controller == "cpu" || controller == "memory" || controller == "pids"
 }
@@ -378,6 +379,8 @@ func (m *Manager) Pids(cgroup string) ([]int, error) {
 	return slices.Compact(pids), nil
 }
 
+// readPids returns the PIDs in a file cgroup.procs, without those of other PID namespaces. It returns none if the
+// cgroup does not exist.
 func readPids(file string) ([]int, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -468,8 +471,8 @@ func (m *Manager) Kill(cgroup string) error {
 	}
 }
 
-// Remove removes the cgroup and all cgroups below it. While processes are still exiting it retries
-// until ctx is done. It is not an error if the cgroup does not exist.
+// Remove removes the cgroup and all cgroups below it. While processes are still exiting it retries until ctx is done;
+// it then returns EBUSY. It is not an error if the cgroup does not exist, but the root cgroup cannot be removed.
 func (m *Manager) Remove(ctx context.Context, cgroup string) error {
 	if path.Clean("/"+cgroup) == "/" {
 		return errors.New("removing the root cgroup is not allowed")

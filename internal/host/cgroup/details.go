@@ -42,7 +42,7 @@ type IO struct{ ReadBytes, WrittenBytes, Reads, Writes uint64 }
 // supports.
 const userHertz = 100
 
-// Details reads the details of a cgroup. They are zero if the cgroup does not exist.
+// Details reads the details of a cgroup. If the cgroup does not exist, they are zero, and CPUQuota is -1.
 func (m *Manager) Details(cgroup string) Details {
 	d := Details{CPUQuota: -1, IO: map[string]IO{}}
 	if m.Unified() {
@@ -53,6 +53,7 @@ func (m *Manager) Details(cgroup string) Details {
 	return d
 }
 
+// detailsV1 sets the details that the hierarchies of version 1 report for a cgroup.
 func (m *Manager) detailsV1(cgroup string, d *Details) {
 	if dir := m.Dir("cpuacct", cgroup); dir != "" {
 		table, _ := readTable(dir, "cpuacct.stat")
@@ -116,6 +117,8 @@ func limitV1(n uint64, err error) uint64 {
 	return n
 }
 
+// detailsV2 sets the details that the unified hierarchy reports for the cgroup with the directory dir. It converts the
+// CPU weight to shares and adds the limits of memory and swap.
 func (m *Manager) detailsV2(dir string, d *Details) {
 	table, _ := readTable(dir, "cpu.stat")
 	d.User, d.System = time.Duration(table["user_usec"])*time.Microsecond, time.Duration(table["system_usec"])*time.Microsecond

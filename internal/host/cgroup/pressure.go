@@ -41,6 +41,8 @@ func (m *Manager) Pressures(cgroup string) Pressures {
 	return Pressures{CPU: readPressure(dir, "cpu.pressure"), Memory: readPressure(dir, "memory.pressure"), IO: readPressure(dir, "io.pressure")}
 }
 
+// readPressure reads a file with pressure stall information. It returns nil if the file does not exist or cannot be
+// read or parsed.
 func readPressure(dir, file string) *Pressure {
 	// Reading fails if pressure stall information is disabled in the kernel.
 	data, err := os.ReadFile(filepath.Join(dir, file))

@@ -39,9 +39,9 @@ type Resources struct {
 	Unified map[string]string
 }
 
-// CPUWeight converts the CPU shares of version 1 to the weight of version 2. The default of version
-// 1, 1024, becomes the default of version 2, 100. Container runtimes use this conversion since
-// 2025.
+// CPUWeight converts the CPU shares of version 1 to the weight of version 2, between 1 and 10000. It returns 0, which
+// means unchanged, for 0. The default of version 1, 1024, becomes the default of version 2, 100. Container runtimes use
+// this conversion since 2025.
 func CPUWeight(shares uint64) uint64 {
 	switch {
 	case shares == 0:
@@ -70,6 +70,8 @@ func (m *Manager) Set(cgroup string, r Resources) error {
 	return nil
 }
 
+// set writes value to a file of the cgroup in the hierarchy of the controller. It returns an error if version 1 does
+// not have the controller.
 func (m *Manager) set(controller, cgroup, file, value string) error {
 	dir := m.Dir(controller, cgroup)
 	if dir == "" {
@@ -81,6 +83,7 @@ func (m *Manager) set(controller, cgroup, file, value string) error {
 	return nil
 }
 
+// setV1 implements Set for version 1. It stops at the first error.
 func (m *Manager) setV1(cgroup string, r Resources) error {
 	if len(r.Unified) > 0 {
 		return errors.New("unified resources require cgroup version 2")
@@ -126,6 +129,7 @@ func (m *Manager) setV1(cgroup string, r Resources) error {
 	return m.setHugepages(cgroup, r, "limit_in_bytes")
 }
 
+// setV2 implements Set for version 2. It stops at the first error. If only CPUPeriod is set, it keeps the quota.
 func (m *Manager) setV2(cgroup string, r Resources) error {
 	if r.CPUShares != 0 {
 		if err := m.set("cpu", cgroup, "cpu.weight", strconv.FormatUint(CPUWeight(r.CPUShares), 10)); err != nil {
@@ -178,6 +182,7 @@ func (m *Manager) setV2(cgroup string, r Resources) error {
 	return nil
 }
 
+// setCPUSet applies CPUSetCPUs and CPUSetMems, unless they are empty.
 func (m *Manager) setCPUSet(cgroup string, r Resources) error {
 	if r.CPUSetCPUs != "" {
 		if err := m.set("cpuset", cgroup, "cpuset.cpus", r.CPUSetCPUs); err != nil {
@@ -210,6 +215,7 @@ func (m *Manager) setHugepages(cgroup string, r Resources, suffix string) error 
 	return nil
 }
 
+// orMax returns limit for a kernel file: "max", which is no limit, if limit is negative.
 func orMax(limit int64) string {
 	if limit < 0 {
 		return "max"

@@ -52,6 +52,7 @@ func (m *Manager) Stats(cgroup string) (Stats, error) {
 	return s, nil
 }
 
+// statsV1 reads the usage from the hierarchies of version 1. It skips controllers that the machine does not have.
 func (m *Manager) statsV1(cgroup string, s *Stats) error {
 	if dir := m.Dir("cpuacct", cgroup); dir != "" {
 		n, err := readUint(dir, "cpuacct.usage")
@@ -89,6 +90,8 @@ func (m *Manager) statsV1(cgroup string, s *Stats) error {
 	return nil
 }
 
+// statsV2 reads the usage from the unified hierarchy. The memory of the root cgroup, for which the kernel has no total,
+// is the sum of its parts.
 func (m *Manager) statsV2(cgroup string, s *Stats) error {
 	dir := m.Dir("", cgroup)
 	cpu, err := readTable(dir, "cpu.stat")
@@ -137,6 +140,8 @@ func (m *Manager) OOMKills(cgroup string) uint64 {
 	return table["oom_kill"]
 }
 
+// without returns usage minus part, or zero if part is larger, because the kernel does not update both at the same
+// time.
 func without(usage, part uint64) uint64 {
 	if part > usage {
 		return 0
@@ -161,7 +166,7 @@ func readUint(dir, file string) (uint64, error) {
 	return n, nil
 }
 
-// readTable reads a file of lines that consist of a name and a number.
+// readTable reads a file of lines that consist of a name and a number. Other lines are ignored.
 func readTable(dir, file string) (map[string]uint64, error) {
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {
@@ -170,6 +175,7 @@ func readTable(dir, file string) (map[string]uint64, error) {
 	return parseTable(string(data)), nil
 }
 
+// parseTable parses the content of such a file.
 func parseTable(text string) map[string]uint64 {
 	table := map[string]uint64{}
 	for line := range strings.Lines(text) {

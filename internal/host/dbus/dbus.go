@@ -93,8 +93,8 @@ type Conn struct {
 	err     error // why the connection was closed
 }
 
-// Dial connects to the bus at a D-Bus address, authenticates as the user of this process and
-// registers the connection at the bus. The caller must close the connection.
+// Dial connects to the bus at a D-Bus address, authenticates as the user of this process and registers the connection
+// at the bus. ctx limits only this, not the connection. The caller must close the connection.
 func Dial(ctx context.Context, address string) (*Conn, error) {
 	path, err := socketPath(address)
 	if err != nil {
@@ -127,6 +127,7 @@ func Dial(ctx context.Context, address string) (*Conn, error) {
 	return c, nil
 }
 
+// bus returns the call of a method of the bus itself.
 func bus(member string, args ...any) Call {
 	return Call{Destination: "org.freedesktop.DBus", Path: "/org/freedesktop/DBus", Interface: "org.freedesktop.DBus", Member: member, Args: args}
 }
@@ -278,6 +279,7 @@ type reader struct {
 	fds  []int
 }
 
+// drop closes the descriptors that belong to no decoded message.
 func (r *reader) drop() {
 	for _, fd := range r.fds {
 		_ = unix.Close(fd)
@@ -285,7 +287,8 @@ func (r *reader) drop() {
 	r.fds = nil
 }
 
-// Read implements io.Reader. It stores received file descriptors in r.fds.
+// Read implements io.Reader. It stores received file descriptors in r.fds. When the connection is closed, it returns
+// io.EOF.
 func (r *reader) Read(p []byte) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(16*4))
 	n, oobn, _, _, err := r.conn.ReadMsgUnix(p, oob)

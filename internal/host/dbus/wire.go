@@ -62,23 +62,27 @@ func (m *message) drop() {
 // writer encodes a message in little-endian byte order.
 type writer struct{ bytes.Buffer }
 
+// align appends zero bytes until the length is a multiple of n.
 func (w *writer) align(n int) {
 	for w.Len()%n != 0 {
 		w.WriteByte(0)
 	}
 }
 
+// uint32 appends a number, aligned to four bytes.
 func (w *writer) uint32(n uint32) {
 	w.align(4)
 	w.Write(binary.LittleEndian.AppendUint32(nil, n))
 }
 
+// string appends a string with its length in four bytes and a final zero byte.
 func (w *writer) string(s string) {
 	w.uint32(uint32(len(s)))
 	w.WriteString(s)
 	w.WriteByte(0)
 }
 
+// signature appends a D-Bus signature, whose length is one byte.
 func (w *writer) signature(s string) {
 	w.WriteByte(byte(len(s)))
 	w.WriteString(s)
@@ -226,8 +230,10 @@ type decoder struct {
 	order binary.ByteOrder
 }
 
+// errShort is the error for a message that ends within a value.
 var errShort = errors.New("message is truncated")
 
+// align skips padding up to the next multiple of n.
 func (d *decoder) align(n int) error {
 	d.at = (d.at + n - 1) / n * n
 	if d.at > len(d.raw) {
@@ -236,6 +242,7 @@ func (d *decoder) align(n int) error {
 	return nil
 }
 
+// take returns the next n bytes, which are not copied.
 func (d *decoder) take(n int) ([]byte, error) {
 	if n < 0 || n > len(d.raw)-d.at {
 		return nil, errShort
@@ -244,6 +251,7 @@ func (d *decoder) take(n int) ([]byte, error) {
 	return d.raw[d.at-n : d.at], nil
 }
 
+// number reads an aligned unsigned number of 1, 2, 4 or 8 bytes.
 func (d *decoder) number(size int) (uint64, error) {
 	if err := d.align(size); err != nil {
 		return 0, err
@@ -350,6 +358,7 @@ func (d *decoder) value(kind string, depth int) (any, error) {
 	return nil, fmt.Errorf("message has a value of unknown type %q", kind)
 }
 
+// array decodes an array whose items have the type of, and returns it as []any.
 func (d *decoder) array(of string, depth int) (any, error) {
 	n, err := d.number(4)
 	if err != nil {

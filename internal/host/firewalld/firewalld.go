@@ -105,7 +105,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			retry.Reset()
 		}
 		pause := retry.Next()
-		m.cfg.Log.Warn("adding pod network to the trusted zone of firewalld failed; firewalld may reject traffic of pods until a retry succeeds, retrying", "err", err, "retryAfter", pause)
+		m.cfg.Log.Warn("adding pod network to the trusted zone of firewalld, or watching for its reloads, failed; firewalld may reject traffic of pods until the next attempt, after retryAfter, succeeds", "err", err, "retryAfter", pause)
 		if !lifecycle.Pause(ctx, pause) {
 			return nil
 		}

@@ -38,8 +38,8 @@ func Of(family int) (netip.Addr, error) {
 	return addr, nil
 }
 
-// Resolve returns addr, or this machine's address of the same family if addr is unspecified
-// (0.0.0.0 or ::).
+// Resolve returns addr, or this machine's address of the same family if addr is unspecified (0.0.0.0 or ::). It returns
+// an error if the machine has no such address.
 func Resolve(addr netip.Addr) (netip.Addr, error) {
 	if !addr.IsUnspecified() {
 		return addr, nil
@@ -96,6 +96,8 @@ func addresses(families []int) ([]netip.Addr, error) {
 	return others, nil
 }
 
+// readMachine reads the routes, links and addresses of a netlink family from the kernel. The links are those of all
+// families.
 func readMachine(family int) (m machine, err error) {
 	if m.routes, err = netlinkutil.Routes(family); err != nil {
 		return m, fmt.Errorf("listing host routes: %w", err)

@@ -76,6 +76,7 @@ func (c Change) Path() string {
 	return filepath.Join(dir, filepath.Clean("/"+c.Name))
 }
 
+// key identifies what a change affects. Changes with the same key differ only in Before.
 func (c Change) key() string { return fmt.Sprintf("%s\x00%s\x00%q", c.Kind, c.Name, c.Args) }
 
 // Journal is the journal file of a node, opened for recording changes. Its methods are safe for

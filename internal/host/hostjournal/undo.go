@@ -52,6 +52,7 @@ func Revert(ctx context.Context, changes []Change, others Functions) error {
 // cgroupTimeout is the timeout for the processes of a cgroup to exit after they were killed.
 const cgroupTimeout = 30 * time.Second
 
+// revert implements Revert. timeout limits the waiting for the processes of each cgroup.
 func revert(ctx context.Context, changes []Change, others Functions, timeout time.Duration) error {
 	by := map[Kind][]Change{}
 	for _, change := range slices.Backward(changes) {
@@ -82,6 +83,7 @@ func revert(ctx context.Context, changes []Change, others Functions, timeout tim
 	return errors.Join(errs...)
 }
 
+// each returns a function that calls undo for each change and returns all errors. It stops when ctx is done.
 func each(undo func(Change) error) func(context.Context, []Change) error {
 	return func(ctx context.Context, changes []Change) error {
 		var errs []error
@@ -185,7 +187,8 @@ func occupiedError(m *cgroup.Manager, name string) error {
 	return fmt.Errorf("cgroup %s has processes of another PID namespace, which are not visible here: stop them there, then retry", name)
 }
 
-// undoMount unmounts all mounts at or below the path of a Mount, the deepest first.
+// undoMount unmounts all mounts at or below the path of a Mount, the deepest first. Mounts that are in use are
+// detached.
 func undoMount(c Change) error {
 	mounts, err := mountsBelow(c.Name)
 	if err != nil {
@@ -202,6 +205,7 @@ func undoMount(c Change) error {
 	return errors.Join(errs...)
 }
 
+// undoRoute removes the routes to the destination of a Route over its link. It is not an error if there are none.
 func undoRoute(c Change) error {
 	dst, err := netlink.ParseIPNet(c.Name)
 	if err != nil {
@@ -250,6 +254,7 @@ func undoLink(c Change) error {
 	return errors.Join(errs...)
 }
 
+// removeLink removes a network link, if it exists.
 func removeLink(name string) error {
 	link, err := netlink.LinkByName(name)
 	if isGone(err) {
@@ -264,11 +269,14 @@ func removeLink(name string) error {
 	return nil
 }
 
+// isGone reports whether err means that a network link does not exist.
 func isGone(err error) bool {
 	var notFound netlink.LinkNotFoundError
 	return errors.As(err, &notFound)
 }
 
+// undoParameter restores the previous value of a Sysctl or Module. It does nothing if the parameter does not exist,
+// because the module or link that it belongs to was removed.
 func undoParameter(c Change) error {
 	err := os.WriteFile(c.Path(), []byte(strings.TrimSpace(c.Before)+"\n"), 0o644)
 	if errors.Is(err, os.ErrNotExist) {
@@ -307,10 +315,10 @@ func mountsBelow(path string) ([]*mountinfo.Info, error) {
 	return mounts, nil
 }
 
-// RemoveTree removes a directory and its content when a node is deleted. It never deletes mounted
-// filesystems: if something is mounted below dir, it returns an error and removes nothing. A
-// directory that is a mount point itself, such as that of a dedicated disk, or the target of a
-// symlink, is emptied but not removed.
+// RemoveTree removes a directory and its content when a node is deleted. It never deletes mounted filesystems: if
+// something is mounted below dir, it returns an error and removes nothing. A directory that is a mount point itself,
+// such as that of a dedicated disk, or the target of a symlink, is emptied except for lost+found, but not removed. It
+// is not an error if dir does not exist.
 func RemoveTree(dir string) error {
 	real, err := layout.Resolve(dir)
 	if err != nil {

@@ -182,6 +182,7 @@ func (h *Handle) Status() Status { return h.status }
 // UnknownStatus.
 func (h *Handle) Close() error { return h.fd.Close() }
 
+// follow waits until the process exits or the handle is closed, stores the status and closes done.
 func (h *Handle) follow() {
 	defer close(h.done)
 	h.status = UnknownStatus

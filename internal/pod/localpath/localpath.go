@@ -28,8 +28,8 @@ func IsManaged(pv *corev1.PersistentVolume) bool {
 		path.Base(pv.Spec.Local.Path) == pv.Name && !strings.HasPrefix(pv.Name, ".")
 }
 
-// Hostname returns the value of the hostname label that the node affinity of a volume requires,
-// that is, the node of the volume. It returns "" if there is none.
+// Hostname returns the value of the hostname label that the node affinity of a volume requires, that is, the node of
+// the volume. Only expressions with the operator In and one value count. It returns "" if there is none.
 func Hostname(pv *corev1.PersistentVolume) string {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
 		return ""
