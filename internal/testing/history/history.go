@@ -120,8 +120,8 @@ func (h *History) Check() error {
 	return errors.Join(errs...)
 }
 
-// checkLog checks that the revisions of the log increase, and that every value in the log was
-// requested for its key and was written once.
+// checkLog checks that the revisions of the log increase, and that every value in the log was requested for its key and
+// was written once. It also checks that no two requests have the same value.
 func (h *History) checkLog() error {
 	requested := map[string]string{} // key by value
 	for _, op := range h.Operations {
@@ -161,6 +161,7 @@ type states struct {
 	objects []map[string]Object
 }
 
+// states computes the objects that exist at each position of the log.
 func (l Log) states() *states {
 	s := &states{log: l, objects: []map[string]Object{{}}}
 	for _, ev := range l {

@@ -39,8 +39,9 @@ type Watch struct {
 	Until int64
 }
 
-// check compares the watch with the log: the initial objects must be those at From, and each event
-// between From and Until must have been sent once and in order.
+// check compares the watch with the log: the initial objects must be those at From, and each event between From and
+// Until, or the last event if that is later, must have been sent once and in order. Events after the end of the log are
+// not checked.
 func (w *Watch) check(s *states) error {
 	initial := maps.Clone(s.objects[s.position(w.From)])
 	maps.DeleteFunc(initial, func(key string, _ Object) bool { return !w.covers(key) })
@@ -75,6 +76,7 @@ func (w *Watch) check(s *states) error {
 	return nil
 }
 
+// covers reports whether the watch shows changes of the object with the key.
 func (w *Watch) covers(key string) bool { return w.Key == "" || w.Key == key }
 
 // expected returns the events that the watch must send: those after From, for the keys that it

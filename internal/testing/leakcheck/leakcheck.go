@@ -39,6 +39,7 @@ var libraryGoroutines = []string{
 // Option changes the leak check of a package. Pass it to Main.
 type Option func(*config)
 
+// config is what the options of Main have set: goroutines to ignore, and namespaces that no other process uses.
 type config struct {
 	goroutines []goleak.Option
 	namespaces uintptr

@@ -33,6 +33,7 @@ type Reply struct {
 // Error is returned by a Handler to reply with an error. The value is its text.
 type Error string
 
+// Error implements error.
 func (e Error) Error() string { return string(e) }
 
 // Handler handles a method call of a client. It returns an Error for an error reply, and another
@@ -50,6 +51,7 @@ type Bus struct {
 	clients map[*client]bool
 }
 
+// client is the bus's side of a connection. serial is the serial number of the last message that was sent.
 type client struct {
 	bus    *Bus
 	conn   *net.UnixConn
@@ -152,6 +154,8 @@ func (c *client) serve() error {
 	}
 }
 
+// answer handles the calls of a client one after the other, until the client disconnects or a handler returns an error
+// other than an Error. Other messages are ignored.
 func (c *client) answer(in io.Reader) error {
 	for {
 		msg, err := dbus.DecodeMessage(in)

@@ -84,6 +84,7 @@ func (d *Driver) Serve(socket string) (status <-chan *registerapi.RegistrationSt
 	return d.registrations, func() { s.Stop(); <-done }, nil
 }
 
+// record is a gRPC interceptor. It records a call and handles it, unless Fail returns an error.
 func (d *Driver) record(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 	c := Call{Method: info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:], Request: req}
 	if v, ok := req.(interface{ GetVolumeId() string }); ok {
@@ -157,8 +158,10 @@ func (d *Driver) NodeGetCapabilities(context.Context, *csipb.NodeGetCapabilities
 	return out, nil
 }
 
+// content returns the directory with the content of a volume.
 func (d *Driver) content(volume string) string { return filepath.Join(d.Dir, volume) }
 
+// bind bind-mounts from at to, unless something is mounted there.
 func bind(from, to string, readOnly bool) error {
 	if mounted, err := mountinfo.Mounted(to); err != nil || mounted {
 		return err
@@ -172,6 +175,7 @@ func bind(from, to string, readOnly bool) error {
 	return nil
 }
 
+// unbind unmounts a path. It is not an error if nothing is mounted there or the path does not exist.
 func unbind(at string) error {
 	err := unix.Unmount(at, unix.UMOUNT_NOFOLLOW)
 	if err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
@@ -195,7 +199,8 @@ func (d *Driver) NodeStageVolume(_ context.Context, r *csipb.NodeStageVolumeRequ
 	return &csipb.NodeStageVolumeResponse{}, bind(d.content(r.VolumeId), r.StagingTargetPath, false)
 }
 
-// NodeUnstageVolume reverts NodeStageVolume.
+// NodeUnstageVolume unmounts the staging path and detaches the loop device of a block volume. The content of the volume
+// remains.
 func (d *Driver) NodeUnstageVolume(_ context.Context, r *csipb.NodeUnstageVolumeRequest) (*csipb.NodeUnstageVolumeResponse, error) {
 	loop, err := d.loop(r.VolumeId)
 	if err == nil && loop != "" {
@@ -291,6 +296,7 @@ func (d *Driver) device(volume string) (string, error) {
 	return d.loop(volume)
 }
 
+// loop returns the loop device of a block volume, or "" if none is set up.
 func (d *Driver) loop(volume string) (string, error) {
 	out, err := exec.Command("losetup", "-n", "-O", "NAME", "-j", d.content(volume)+".img").Output()
 	if err != nil {
@@ -299,6 +305,7 @@ func (d *Driver) loop(volume string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// tool runs a command. The error contains its output.
 func tool(name string, args ...string) error {
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", name, err, out)

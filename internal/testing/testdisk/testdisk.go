@@ -34,7 +34,8 @@ type Disk struct {
 	mountPoint string
 }
 
-// New mounts a disk. It is unmounted at the end of the test, which fails if files are still open.
+// New mounts a disk. It is unmounted at the end of the test, which fails if files are still open. The test is skipped
+// for users other than root.
 func New(t testing.TB) *Disk {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "disk")
@@ -69,6 +70,7 @@ func Mount(t testing.TB, dir string) *Disk {
 	return &Disk{TB: t, Path: dir, mountPoint: dir}
 }
 
+// options returns the mount options of a tmpfs of this size.
 func (s Space) options() string {
 	return fmt.Sprintf("mode=755,size=%dk,nr_inodes=%d", 4*s.Blocks, s.Inodes)
 }

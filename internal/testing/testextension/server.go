@@ -65,6 +65,7 @@ type Server struct {
 	seen     []authenticationv1.UserInfo
 }
 
+// event is an event of a watch, in the JSON format of Kubernetes.
 type event struct {
 	Type   string         `json:"type"`
 	Object map[string]any `json:"object"`
@@ -169,6 +170,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
+// flunderSchema returns the OpenAPI schema of the kind Flunder.
 func flunderSchema() map[string]any {
 	return map[string]any{
 		"description": "Flunder is a test kind.", "type": "object",
@@ -217,6 +219,8 @@ func (s *Server) authenticate(req *http.Request) (authenticationv1.UserInfo, boo
 	return review.Status.User, true
 }
 
+// authorize reports whether a user may make the request. Users in the group system:masters may make every request; for
+// others a SubjectAccessReview of the main API server decides. It returns false if the review fails.
 func (s *Server) authorize(req *http.Request, u authenticationv1.UserInfo) bool {
 	if slices.Contains(u.Groups, "system:masters") {
 		return true
@@ -240,7 +244,7 @@ func (s *Server) authorize(req *http.Request, u authenticationv1.UserInfo) bool 
 }
 
 // resource handles requests for objects of the test resource, namespaces/NAMESPACE/flunders[/NAME]. parts are the
-// elements of the path.
+// elements of the path. A list contains the objects of all namespaces.
 func (s *Server) resource(w http.ResponseWriter, req *http.Request, parts []string) {
 	if len(parts) < 3 || parts[0] != "namespaces" || parts[2] != Resource {
 		fail(w, http.StatusNotFound, "the server could not find the requested resource")
@@ -278,6 +282,8 @@ func (s *Server) resource(w http.ResponseWriter, req *http.Request, parts []stri
 	}
 }
 
+// create stores the object in the body of a request and notifies watches. It replaces an object of the same name. An
+// object without a name is rejected.
 func (s *Server) create(w http.ResponseWriter, req *http.Request, namespace string) {
 	var obj map[string]any
 	if err := json.NewDecoder(req.Body).Decode(&obj); err != nil {
@@ -301,7 +307,7 @@ func (s *Server) create(w http.ResponseWriter, req *http.Request, namespace stri
 	send(w, http.StatusCreated, obj)
 }
 
-// watch responds with all previous and future creations until the client disconnects.
+// watch responds with all previous and future creations, in all namespaces, until the client disconnects.
 func (s *Server) watch(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
@@ -343,12 +349,14 @@ func echo(w http.ResponseWriter) {
 	_ = rw.Flush()
 }
 
+// send responds with a status code and v as JSON.
 func send(w http.ResponseWriter, code int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(v)
 }
 
+// fail responds with a Status of Kubernetes for a failed request.
 func fail(w http.ResponseWriter, code int, message string) {
 	send(w, code, metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},

@@ -23,9 +23,9 @@ func Scale(d time.Duration) time.Duration {
 	return d * time.Duration(factor)
 }
 
-// timeout is the timeout after which the test fails. It is much longer than any condition should
-// take, because the machine may be busy. The interval between checks grows from minInterval to
-// maxInterval, so that early changes are detected fast, and late ones are not delayed by the
+// timeout is the time after which the test fails; on machines that are much slower than usual it is longer, see Scale.
+// It is much longer than any condition should take, because the machine may be busy. The interval between checks grows
+// from minInterval to maxInterval, so that early changes are detected fast, and late ones are not delayed by the
 // polling.
 const (
 	timeout     = 2 * time.Minute
@@ -46,6 +46,7 @@ func Until(t testing.TB, what string, is func() bool) {
 	})
 }
 
+// errNotYet is the error for which Until calls its condition again.
 var errNotYet = errors.New("condition not met")
 
 // Succeed calls f repeatedly and returns when it returns nil. After the timeout it fails t with
