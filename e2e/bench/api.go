@@ -46,6 +46,7 @@ type apiBench struct {
 	config *rest.Config
 }
 
+// run starts etcd and the API server, measures the operations, and stops both and deletes their data.
 func (a *apiBench) run(ctx context.Context) (err error) {
 	if a.dir, err = os.MkdirTemp("", "hyperkube-bench-api-"); err != nil {
 		return err
@@ -97,7 +98,8 @@ func (a *apiBench) run(ctx context.Context) (err error) {
 	return a.measure(ctx)
 }
 
-// connect creates an administrator's client configuration, and waits until the API server is ready.
+// connect creates an administrator's client configuration, and waits until the API server is ready. It returns an error
+// if that takes longer than two minutes.
 func (a *apiBench) connect(ctx context.Context, set *pki.Set, url string) error {
 	admin, err := set.CA.NewPair(pki.Client("bench", "system:masters"))
 	if err != nil {
@@ -128,7 +130,7 @@ func (a *apiBench) connect(ctx context.Context, set *pki.Set, url string) error 
 	}
 }
 
-// start starts a component. Its output is written to a log file.
+// start starts a component. Its output is written to a log file. The kernel kills it when this process terminates.
 func (a *apiBench) start(name string, command ...string) (*exec.Cmd, error) {
 	log, err := os.Create(filepath.Join(a.dir, name+".log"))
 	if err != nil {
@@ -141,12 +143,13 @@ func (a *apiBench) start(name string, command ...string) (*exec.Cmd, error) {
 	return cmd, cmd.Start()
 }
 
+// stop kills a component and waits for its end.
 func stop(cmd *exec.Cmd) {
 	_ = cmd.Process.Kill() // a clean stop is not needed because the data is deleted
 	_ = cmd.Wait()
 }
 
-// used returns the CPU time of the API server.
+// used returns the CPU time that the API server has used so far, or zero if it cannot be read.
 func (a *apiBench) used() time.Duration {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.server.Process.Pid))
 	_, rest, _ := strings.Cut(string(stat), ") ")
@@ -159,7 +162,7 @@ func (a *apiBench) used() time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// memory returns the anonymous memory of the API server in MiB.
+// memory returns the anonymous memory of the API server in MiB, or zero if it cannot be read.
 func (a *apiBench) memory() int {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.server.Process.Pid))
 	for line := range strings.SplitSeq(string(status), "\n") {
@@ -171,8 +174,8 @@ func (a *apiBench) memory() int {
 	return 0
 }
 
-// profile starts a CPU profile of the API server for the duration of an operation. The returned
-// function waits for its end.
+// profile starts a CPU profile of the API server for the duration of an operation, if a directory for profiles is
+// configured. The returned function waits for its end.
 func (a *apiBench) profile(ctx context.Context, name string) func() error {
 	done := make(chan error, 1)
 	go func() {

@@ -64,7 +64,8 @@ func (a *apiBench) choose(names string) error {
 	return nil
 }
 
-// measure measures all operations and prints the table.
+// measure measures all operations, or those in only, and prints the table, the memory of the API server and the
+// duration of deleting all pods.
 func (a *apiBench) measure(ctx context.Context) error {
 	proto, err := a.clients("application/vnd.kubernetes.protobuf")
 	if err != nil {
@@ -113,7 +114,7 @@ func (a *apiBench) measure(ctx context.Context) error {
 	return nil
 }
 
-// clients returns clients with separate connections.
+// clients returns apiConnections clients with separate connections. media is the media type of requests and responses.
 func (a *apiBench) clients(media string) ([]kubernetes.Interface, error) {
 	var out []kubernetes.Interface
 	for range apiConnections {
@@ -130,6 +131,7 @@ func (a *apiBench) clients(media string) ([]kubernetes.Interface, error) {
 	return out, nil
 }
 
+// apiPod returns a pod for the load. No scheduler binds it.
 func apiPod(name string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -144,7 +146,7 @@ func apiPod(name string) *corev1.Pod {
 	}
 }
 
-// fill creates the namespace and its objects.
+// fill creates the namespace, a ServiceAccount, the ConfigMap for the watchers, and apiPods pods.
 func (a *apiBench) fill(ctx context.Context, clients []kubernetes.Interface) error {
 	core := clients[0].CoreV1()
 	if _, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: apiNamespace}}, metav1.CreateOptions{}); err != nil {
@@ -171,6 +173,8 @@ func (a *apiBench) fill(ctx context.Context, clients []kubernetes.Interface) err
 	return errors.Join(failed...)
 }
 
+// operations returns the operations to measure, except the one with watchers. proto are clients that use protobuf,
+// plain clients that use JSON.
 func (a *apiBench) operations(proto, plain []kubernetes.Interface) []operation {
 	of := func(clients []kubernetes.Interface, w int) kubernetes.Interface { return clients[w%len(clients)] }
 	list := func(clients []kubernetes.Interface, limit string) func(context.Context, int) error {
@@ -252,7 +256,8 @@ func (a *apiBench) watchers(ctx context.Context, clients []kubernetes.Interface)
 	}}, nil
 }
 
-// one measures an operation and prints its row.
+// one measures an operation and prints its row: calls per second, the median duration of a call, the median and minimum
+// CPU time of the API server per call, and the budget. A warm-up precedes the measurement.
 func (a *apiBench) one(ctx context.Context, op operation) error {
 	workers, each := apiWorkers, max(1, op.each)
 	if op.alone {
@@ -284,8 +289,8 @@ func (a *apiBench) one(ctx context.Context, op operation) error {
 	return profiled()
 }
 
-// load runs an operation with workers for a duration. It returns the number of calls and their
-// median duration.
+// load runs an operation with workers for a duration. It returns the number of calls and their median duration. A
+// worker stops at its first error.
 func (a *apiBench) load(ctx context.Context, op operation, workers int, length time.Duration) (int, time.Duration, error) {
 	took := make([][]time.Duration, workers)
 	failed := make([]error, workers)

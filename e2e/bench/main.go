@@ -59,6 +59,7 @@ func main() {
 	}
 }
 
+// bench measures a whole cluster. Its fields are the flags of the command, and the client of the cluster.
 type bench struct {
 	binary, root string
 	idle         time.Duration
@@ -67,6 +68,8 @@ type bench struct {
 	kube         kubernetes.Interface
 }
 
+// run starts a cluster twice, runs the measurements on the second one, and removes it. nodeOnly restricts the
+// measurements to the runtime and a full node.
 func (b *bench) run(ctx context.Context) (err error) {
 	dir, err := os.MkdirTemp("", "hyperkube-bench-")
 	if err != nil {
@@ -126,6 +129,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 	return nil
 }
 
+// command runs hyperkube with a subcommand, on the cluster in root if that is set. The error contains the output.
 func (b *bench) command(args ...string) error {
 	if b.root != "" {
 		args = append([]string{args[0], "--root=" + b.root}, args[1:]...)
@@ -140,6 +144,7 @@ func (b *bench) command(args ...string) error {
 	return nil
 }
 
+// pod returns a pod with one container that sleeps. It is killed immediately when it is deleted.
 func pod(name string) *corev1.Pod {
 	zero := int64(0)
 	return &corev1.Pod{
@@ -180,6 +185,8 @@ func (b *bench) podByPod(ctx context.Context) error {
 	return nil
 }
 
+// deployment measures the time until all pods of a Deployment are ready, and the memory that a pod adds. It then
+// deletes them.
 func (b *bench) deployment(ctx context.Context) error {
 	deployments := b.kube.AppsV1().Deployments("default")
 	n := int32(b.pods)
@@ -293,6 +300,7 @@ func (b *bench) runtime(ctx context.Context, name, when string) error {
 	return b.execs(ctx, client, last)
 }
 
+// spread returns the 50th, 90th and 99th percentile of durations as text. It sorts them.
 func spread(took []time.Duration) string {
 	slices.Sort(took)
 	at := func(p int) time.Duration {
@@ -309,8 +317,10 @@ type process struct {
 	cpu           float64
 }
 
+// processes are processes of the project at one time.
 type processes []process
 
+// pss returns the sum of the proportional set sizes in kilobytes.
 func (p processes) pss() (sum int) {
 	for _, one := range p {
 		sum += one.pssKB
@@ -361,7 +371,8 @@ func (b *bench) processes() processes {
 	return out
 }
 
-// atRest measures memory and CPU of an idle cluster.
+// atRest measures the memory and CPU usage of the project's processes over the duration idle, and prints it by process
+// name.
 func (b *bench) atRest(context.Context) error {
 	before := map[int]float64{}
 	for _, p := range b.processes() {

@@ -29,7 +29,8 @@ func (b *bench) layout() layout.Node {
 	return layout.Under(b.root)
 }
 
-// mine reports whether a process belongs to the measured cluster, because there may be others.
+// mine reports whether a process belongs to the measured cluster, because there may be others. words is its command
+// line. Without root, all processes do.
 func (b *bench) mine(pid int, words []string) bool {
 	if b.root == "" {
 		return true
@@ -50,7 +51,7 @@ func (b *bench) kubeletConfig(dir string) (string, error) {
 	return file, os.WriteFile(file, []byte(text), 0o600)
 }
 
-// execs measures commands in a container with CRI requests only.
+// execs measures commands in a container with CRI requests only. It returns an error if a command fails.
 func (b *bench) execs(ctx context.Context, client *runtimeclient.Client, container string) error {
 	var took []time.Duration
 	for range 30 {
@@ -111,7 +112,7 @@ func (b *bench) afterRemovals(ctx context.Context) error {
 	return nil
 }
 
-// fullNode measures a node full of idle pods, and the restart of its runtime.
+// fullNode measures a node full of idle pods, and the restart of its runtime. It does nothing if full is zero.
 func (b *bench) fullNode(ctx context.Context) error {
 	n := int32(b.full)
 	if n == 0 {
@@ -156,7 +157,8 @@ func (b *bench) fullNode(ctx context.Context) error {
 	return b.emptied(ctx)
 }
 
-// killRuntime measures how long the restart of the killed runtime takes.
+// killRuntime kills the container runtime and measures the time until a new one lists its containers. It returns an
+// error after a minute.
 func (b *bench) killRuntime(ctx context.Context) error {
 	file := b.layout().PIDFile("runtime")
 	data, err := os.ReadFile(file)

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// created measures an API server alone after client activity: pods were created one by one, their
-// status was patched, and lists were read.
+// created measures an API server alone after client activity: n pods were created one by one, their status was patched,
+// and lists were read.
 func (b *bench) created(ctx context.Context, n int) (err error) {
 	s, err := newServers(ctx, b.binary)
 	if err != nil {

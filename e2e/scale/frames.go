@@ -17,9 +17,11 @@ type frames struct {
 	buf []byte
 }
 
+// newFrames returns a reader of the events in the body of a watch response.
 func newFrames(r io.Reader) *frames { return &frames{r: bufio.NewReaderSize(r, 64<<10)} }
 
-// next returns an event. It is valid until the next call.
+// next returns the next event, without its length. It is valid until the next call. The error is io.EOF at the end of
+// the watch.
 func (f *frames) next() ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(f.r, head[:]); err != nil {
@@ -34,7 +36,8 @@ func (f *frames) next() ([]byte, error) {
 	return f.buf, err
 }
 
-// field returns the first field with a number that is a string or a message.
+// field returns the first field of a protobuf message with a number that is a string or a message. It returns nil if
+// there is none.
 func field(data []byte, number protowire.Number) ([]byte, error) {
 	for len(data) > 0 {
 		n, typ, size := protowire.ConsumeTag(data)
@@ -54,7 +57,7 @@ func field(data []byte, number protowire.Number) ([]byte, error) {
 	return nil, nil
 }
 
-// eventType returns the type of an event, for example ADDED.
+// eventType returns the type of an event, for example ADDED, or "" if it is not valid.
 func eventType(frame []byte) string {
 	// An event has no envelope in upstream's framing.
 	t, err := field(frame, 1)
@@ -64,7 +67,7 @@ func eventType(frame []byte) string {
 	return string(t)
 }
 
-// continueOf returns the continue token of a protobuf list.
+// continueOf returns the continue token of a protobuf list, "" for the last page.
 func continueOf(data []byte) (string, error) {
 	if len(data) < 4 || string(data[:4]) != "k8s\x00" {
 		return "", errors.New("the list is not in protobuf format")

@@ -36,6 +36,7 @@ func main() {
 	}
 }
 
+// bench contains the flags of the command. only restricts the parts to measure.
 type bench struct {
 	binary, root string
 	up, profile  bool
@@ -43,11 +44,13 @@ type bench struct {
 	only         string
 }
 
-// wants reports whether a part must be measured.
+// wants reports whether a part must be measured: -only contains it or is empty.
 func (b *bench) wants(part string) bool {
 	return b.only == "" || strings.Contains(","+b.only+",", ","+part+",")
 }
 
+// run executes the measurements. created is the number of pods for an active API server, sizes a list of numbers of
+// stored pods, separated by commas.
 func (b *bench) run(ctx context.Context, created int, sizes string) error {
 	path, err := filepath.Abs(b.binary)
 	if err != nil {
@@ -80,7 +83,7 @@ func (b *bench) run(ctx context.Context, created int, sizes string) error {
 	return nil
 }
 
-// apart measures an API server in a separate process.
+// apart measures an API server in a separate process, with n stored pods.
 func (b *bench) apart(ctx context.Context, n int) (err error) {
 	s, err := newServers(ctx, b.binary)
 	if err != nil {

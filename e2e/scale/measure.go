@@ -21,6 +21,7 @@ type measure struct {
 	pods, encoded int
 }
 
+// all runs the parts of the measurement. The start and the memory at rest are always measured.
 func (m *measure) all(ctx context.Context) error {
 	fmt.Printf("%d pods of %d bytes, API server alone\n", m.pods, m.encoded/m.pods)
 	for _, part := range []struct {
@@ -40,7 +41,7 @@ func (m *measure) all(ctx context.Context) error {
 	return nil
 }
 
-// printLine prints one line.
+// printLine prints one line of the result: what was measured, and a formatted value.
 func (m *measure) printLine(what, format string, args ...any) {
 	fmt.Printf("  %-44s %s\n", what, fmt.Sprintf(format, args...))
 }
@@ -51,9 +52,10 @@ type usage struct {
 	cpu            time.Duration
 }
 
+// String returns the anonymous memory as text.
 func (u usage) String() string { return fmt.Sprintf("%d MB anonymous", u.anonymous/1e6) }
 
-// usageOf returns the usage of a process.
+// usageOf returns the memory and the CPU time of a process.
 func usageOf(pid int) (usage, error) {
 	var u usage
 	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
@@ -77,6 +79,7 @@ func usageOf(pid int) (usage, error) {
 	return u, nil
 }
 
+// cpuOf returns the CPU time that a process has used so far, or zero if it cannot be read.
 func cpuOf(pid int) time.Duration {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	i := bytes.LastIndexByte(stat, ')')
@@ -106,7 +109,7 @@ func (m *measure) memory(what string, after time.Duration) error {
 	return m.heap(what)
 }
 
-// heap writes a heap profile.
+// heap writes a heap profile of the API server to the working directory, if -profile is set.
 func (m *measure) heap(what string) error {
 	if !m.profile {
 		return nil
@@ -118,8 +121,8 @@ func (m *measure) heap(what string) error {
 	return os.WriteFile(fmt.Sprintf("heap-%d-%s.pprof", m.pods, strings.ReplaceAll(what, " ", "-")), data, 0o644)
 }
 
-// page requests one page of a list and discards it. It returns the duration, the continue token,
-// and the size.
+// page requests one page of a list of pods with query parameters and discards it. It returns the duration, the continue
+// token, and the size in bytes.
 func (m *measure) page(ctx context.Context, query map[string]string) (took time.Duration, next string, size int, err error) {
 	req := m.kube.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods")
 	for k, v := range query {
@@ -135,7 +138,8 @@ func (m *measure) page(ctx context.Context, query map[string]string) (took time.
 	return took, next, len(data), err
 }
 
-// warmStart starts the API server with the existing data.
+// warmStart starts the API server with the existing data, and measures the time until it is ready and has returned the
+// first page of a list.
 func (m *measure) warmStart(ctx context.Context) error {
 	began := time.Now()
 	if err := m.startAPI(ctx); err != nil {
@@ -157,7 +161,7 @@ func (m *measure) atRest(context.Context) error {
 	return err
 }
 
-// listPages lists all pods in pages.
+// listPages lists all pods in pages of 500 and measures each.
 func (m *measure) listPages(ctx context.Context) error {
 	for _, accept := range []string{"protobuf"} {
 		var took []time.Duration
@@ -183,7 +187,8 @@ func (m *measure) listPages(ctx context.Context) error {
 	return err
 }
 
-// selected lists the pods of a node, like kubelets.
+// selected measures lists of pods with field selectors, such as those of kubelets: each up to 50 times or for ten
+// seconds.
 func (m *measure) selected(ctx context.Context) error {
 	for _, selector := range []string{"spec.nodeName=node-0007", "spec.nodeName=node-0007,status.phase=Pending", "status.phase=Running"} {
 		var took []time.Duration
@@ -207,6 +212,7 @@ func (m *measure) selected(ctx context.Context) error {
 	return nil
 }
 
+// spread returns the 50th and 99th percentile of durations as text. It sorts them.
 func spread(took []time.Duration) string {
 	slices.Sort(took)
 	at := func(p int) time.Duration {

@@ -40,7 +40,7 @@ type servers struct {
 	kube  kubernetes.Interface
 }
 
-// newServers starts both servers.
+// newServers starts both servers and waits until the API server is ready. The caller must close the result.
 func newServers(ctx context.Context, binary string) (s *servers, err error) {
 	dir, err := os.MkdirTemp("", "hyperkube-scale-")
 	if err != nil {
@@ -91,6 +91,7 @@ func newServers(ctx context.Context, binary string) (s *servers, err error) {
 	return s, s.startAPI(ctx)
 }
 
+// start starts a component of hyperkube. Its output is appended to a log file.
 func (s *servers) start(name string, args ...string) (*exec.Cmd, error) {
 	log, err := os.OpenFile(filepath.Join(s.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -117,7 +118,7 @@ func (s *servers) startAPI(ctx context.Context) (err error) {
 	return waitReady(ctx, s.kube)
 }
 
-// waitReady waits until /readyz succeeds.
+// waitReady waits until /readyz succeeds. It returns an error after a minute.
 func waitReady(ctx context.Context, kube kubernetes.Interface) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -140,6 +141,7 @@ func (s *servers) stopAPI() error {
 	return err
 }
 
+// end terminates a process and waits for its end. It does nothing if the process was not started.
 func end(cmd *exec.Cmd) error {
 	if cmd == nil || cmd.Process == nil {
 		return nil
@@ -150,6 +152,7 @@ func end(cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
+// close stops both servers and deletes their data.
 func (s *servers) close() error {
 	var err error
 	if s.store != nil {
@@ -161,6 +164,7 @@ func (s *servers) close() error {
 	return errors.Join(err, end(s.api), end(s.etcd), os.RemoveAll(s.dir))
 }
 
+// etcdClient returns a client of etcd at url with the API server's certificate.
 func etcdClient(url string, keys *pki.Set) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{
 		Endpoints: []string{url}, DialTimeout: 20 * time.Second,
@@ -212,7 +216,7 @@ func (s *servers) fill(ctx context.Context, n int) (int, error) {
 	return multiply(ctx, s.store, n, perTxn)
 }
 
-// makeSample creates one pod in the API server.
+// makeSample creates the namespace, its default ServiceAccount and the pod in the API server.
 func makeSample(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod) error {
 	core := kube.CoreV1()
 	if _, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
@@ -228,8 +232,8 @@ func makeSample(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod)
 	return err
 }
 
-// multiply writes copies of the sample to etcd, up to n pods. The pods of one transaction are one
-// entry in etcd's log; etcd keeps thousands of entries in memory.
+// multiply writes copies of the sample to etcd, up to n pods, and returns the total size of their values. The pods of
+// one transaction are one entry in etcd's log; etcd keeps thousands of entries in memory.
 func multiply(ctx context.Context, store *clientv3.Client, n, perTxn int) (int, error) {
 	prefix := "/registry/pods/" + namespace + "/"
 	sample, err := store.Get(ctx, prefix+sampleName)

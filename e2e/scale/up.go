@@ -18,7 +18,8 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// whole measures a cluster of `hyperkube up`.
+// whole measures a cluster of `hyperkube up` with n pods: its memory, and the duration of another start. It removes an
+// existing cluster before, and the cluster afterwards.
 func (b *bench) whole(ctx context.Context, n int) (err error) {
 	dir, err := os.MkdirTemp("", "hyperkube-scale-")
 	if err != nil {
@@ -69,7 +70,7 @@ type upCluster struct {
 	kube          kubernetes.Interface
 }
 
-// command runs hyperkube and returns the duration.
+// command runs hyperkube and returns the duration. The error contains the output.
 func (c *upCluster) command(ctx context.Context, name string) (time.Duration, error) {
 	args := []string{name}
 	if c.root != "" {
@@ -88,7 +89,7 @@ func (c *upCluster) command(ctx context.Context, name string) (time.Duration, er
 	return time.Since(began), nil
 }
 
-// fill creates the pods.
+// fill creates the pods: a sample with the API server, and copies of it directly in etcd.
 func (c *upCluster) fill(ctx context.Context) error {
 	rest, err := clientcmd.BuildConfigFromFlags("", c.config)
 	if err != nil {

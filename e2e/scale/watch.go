@@ -42,8 +42,8 @@ type follower struct {
 	took []time.Duration
 }
 
-// watch measures writes of pods with many watchers, of which all but a few select the pods of one
-// node, and one watcher that does not read.
+// watch measures writes of pods with many watchers, of which all but a few select the pods of one node. It returns an
+// error if a watcher without a selector has missed an event.
 func (m *measure) watch(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -113,6 +113,8 @@ func (m *measure) watch(ctx context.Context) error {
 // mark is the prefix of the timestamp in written values.
 var mark = []byte("written-at-")
 
+// follow watches pods until ctx is done, and records in f how long after their write the written values are received.
+// selector is a field selector; "" selects all pods. It sends the result of the request to started.
 func (m *measure) follow(ctx context.Context, kube kubernetes.Interface, selector string, f *follower, started chan<- error) {
 	req := kube.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods").
 		SetHeader("Accept", "application/vnd.kubernetes.protobuf;stream=watch").Param("watch", "1").Param("sendInitialEvents", "false").
@@ -148,7 +150,8 @@ func (m *measure) follow(ctx context.Context, kube kubernetes.Interface, selecto
 	}
 }
 
-// write patches the status of pods at a constant rate.
+// write patches the status of pods at a constant rate for the duration writing. It returns the durations of the
+// requests, and an error if one failed.
 func (m *measure) write(ctx context.Context) ([]time.Duration, error) {
 	const workers = 16
 	ticks := make(chan int)
@@ -181,8 +184,8 @@ func (m *measure) write(ctx context.Context) ([]time.Duration, error) {
 	return took, failed
 }
 
-// slow measures a watcher that does not read while pods are written, and prints whether its
-// connection was closed.
+// slow measures a watcher that does not read while pods are written. It returns an error if the API server does not
+// close the connection of the watcher.
 func (m *measure) slow(ctx context.Context) error {
 	before, err := usageOf(m.api.Process.Pid)
 	if err != nil {
