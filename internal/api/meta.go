@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
+// subdomainName returns the error messages of a name that must be a DNS subdomain, the default rule for names.
 func subdomainName(name string, prefix bool) []string {
 	return validation.NameIsDNSSubdomain(name, prefix)
 }
@@ -59,7 +60,7 @@ var CreatedColumn = metav1.TableColumnDefinition{
 
 var nameAndAge = []metav1.TableColumnDefinition{NameColumn, AgeColumn}
 
-// Age formats the time since t for tables, e.g. "5d".
+// Age formats the time since t for tables, e.g. "5d", or "<unknown>" if t is zero.
 func Age(t metav1.Time) string {
 	if t.IsZero() {
 		return "<unknown>"

@@ -47,12 +47,15 @@ type expressions struct {
 	conditions, validations, messages, annotations, mutations []string
 }
 
+// addConditions adds the expressions of match conditions.
 func (e *expressions) addConditions(conditions []admissionv1.MatchCondition) {
 	for _, c := range conditions {
 		e.conditions = append(e.conditions, c.Expression)
 	}
 }
 
+// mode returns the environment in which an expression is compiled: the one for stored expressions if known contains it,
+// otherwise the one for new expressions.
 func mode(known []string, expression string) environment.Type {
 	if slices.Contains(known, expression) {
 		return environment.StoredExpressions
@@ -60,6 +63,8 @@ func mode(known []string, expression string) environment.Type {
 	return environment.NewExpressions
 }
 
+// compile returns an error if the CEL expression e does not compile. vars are the variables that it may use, such as
+// params.
 func compile(c plugincel.Compiler, e plugincel.ExpressionAccessor, vars plugincel.OptionalVariableDeclarations, m environment.Type, path *field.Path) field.ErrorList {
 	if result := c.CompileCELExpression(e, vars, m); result.Error != nil {
 		return field.ErrorList{celError(path, e.GetExpression(), result.Error)}
@@ -67,6 +72,7 @@ func compile(c plugincel.Compiler, e plugincel.ExpressionAccessor, vars plugince
 	return nil
 }
 
+// celError converts the error of the CEL compiler for an expression to a validation error.
 func celError(path *field.Path, expression string, err *cel.Error) *field.Error {
 	switch err.Type {
 	case cel.ErrorTypeRequired:
@@ -107,6 +113,7 @@ func validateMatchConditions(conditions []admissionv1.MatchCondition, params boo
 	return errs
 }
 
+// qualifiedName returns the errors of a name that must have the format of a label key.
 func qualifiedName(name string, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, msg := range validation.IsQualifiedName(name) {

@@ -71,6 +71,7 @@ func validateParamKind(p *admissionv1.ParamKind, path *field.Path) field.ErrorLi
 	return errs
 }
 
+// paramKindCell returns the table cell of a policy's parameter kind, "<unset>" if there is none.
 func paramKindCell(p *admissionv1.ParamKind) string {
 	if p == nil {
 		return "<unset>"

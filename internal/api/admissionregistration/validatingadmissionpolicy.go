@@ -140,6 +140,7 @@ func validateValidatingPolicy(p, old *admissionv1.ValidatingAdmissionPolicy) fie
 	return errs
 }
 
+// nothingValidated returns the errors for a policy that has neither validations nor audit annotations.
 func nothingValidated(path *field.Path) field.ErrorList {
 	const text = "validations or auditAnnotations must contain at least one item"
 	return field.ErrorList{field.Required(path.Child("validations"), text), field.Required(path.Child("auditAnnotations"), text)}

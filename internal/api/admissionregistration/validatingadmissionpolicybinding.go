@@ -55,6 +55,7 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 	}
 }
 
+// paramRefCell returns the table cell of a binding's reference to parameters: a name or a selector, or "<unset>".
 func paramRefCell(p *admissionv1.ParamRef) string {
 	switch {
 	case p == nil:

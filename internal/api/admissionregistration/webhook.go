@@ -23,6 +23,7 @@ type hook struct {
 	reinvocation *admissionv1.ReinvocationPolicyType
 }
 
+// mutatingHooks converts mutating webhooks for validation.
 func mutatingHooks(hooks []admissionv1.MutatingWebhook) []hook {
 	out := make([]hook, len(hooks))
 	for i, h := range hooks {
@@ -39,6 +40,7 @@ func mutatingHooks(hooks []admissionv1.MutatingWebhook) []hook {
 	return out
 }
 
+// validatingHooks converts validating webhooks for validation. They have no reinvocation policy.
 func validatingHooks(hooks []admissionv1.ValidatingWebhook) []hook {
 	out := make([]hook, len(hooks))
 	for i, h := range hooks {
@@ -84,6 +86,7 @@ var (
 	reviewVersions = []string{"v1", "v1beta1"}
 )
 
+// isReviewVersion reports whether the API server supports a version of AdmissionReview.
 func isReviewVersion(v string) bool { return slices.Contains(reviewVersions, v) }
 
 // notSupported returns an error if value is neither nil nor one of the values in of. path is the field path of the
@@ -228,4 +231,5 @@ func prepareGeneration(obj, old metav1.Object, same bool) {
 	}
 }
 
+// firstGeneration sets the generation of a new object.
 func firstGeneration[T metav1.Object](_ context.Context, obj T) { obj.SetGeneration(1) }

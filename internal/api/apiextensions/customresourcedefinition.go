@@ -168,6 +168,7 @@ func dropNonStructural(in *internal.CustomResourceDefinition) {
 	}
 }
 
+// validatedChange is like validateInternal, for an update: check also gets the stored definition old, converted.
 func validatedChange(d, old *crd, check func(in, before *internal.CustomResourceDefinition) field.ErrorList) field.ErrorList {
 	before, err := toInternal(old)
 	if err != nil {
@@ -198,6 +199,7 @@ func withoutMetadata(errs field.ErrorList) field.ErrorList {
 	})
 }
 
+// row returns the cells of a definition: among others the served versions and whether it is established.
 func row(d *crd) []any {
 	var versions []string
 	for _, v := range d.Spec.Versions {

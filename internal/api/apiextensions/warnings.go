@@ -25,6 +25,8 @@ func warnings(_ context.Context, d, old *crd) []string {
 	return slices.DeleteFunc(now, func(w string) bool { return slices.Contains(before, w) })
 }
 
+// ineffective returns the warnings for all parts of a definition's schemas that have no effect. It returns none if the
+// definition cannot be converted, because validation reports that.
 func ineffective(d *crd) []string {
 	in, err := toInternal(d)
 	if err != nil {
@@ -52,6 +54,7 @@ func ineffective(d *crd) []string {
 	return append(formats, sets...)
 }
 
+// unknownFormats returns a warning for each format of s that Kubernetes does not know in the version known.
 func unknownFormats(s *internal.JSONSchemaProps, known *version.Version) []string {
 	if s.Format == "" {
 		return nil
@@ -64,6 +67,7 @@ func unknownFormats(s *internal.JSONSchemaProps, known *version.Version) []strin
 	return out
 }
 
+// setOfWhat returns a warning for a schema of a list that is a set of objects or lists, or "".
 func setOfWhat(s *internal.JSONSchemaProps) string {
 	if s.XListType == nil || *s.XListType != "set" || s.Items == nil || s.Items.Schema == nil {
 		return ""

@@ -94,6 +94,8 @@ func apiService() api.Kind[*apiregistrationv1.APIService] {
 	}
 }
 
+// validate returns the errors of an APIService's spec. Without a Service, which means that this server handles the
+// requests, TLS settings are not allowed.
 func validate(s *apiregistrationv1.APIService) field.ErrorList {
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
@@ -158,6 +160,8 @@ func validateStatus(status *apiregistrationv1.APIServiceStatus) field.ErrorList 
 	return errs
 }
 
+// row returns the cells of an APIService: its Service or "Local", and whether it is available, with the reason if it is
+// not.
 func row(s *apiregistrationv1.APIService) []any {
 	service := "Local"
 	if ref := s.Spec.Service; ref != nil {

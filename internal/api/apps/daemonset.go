@@ -126,6 +126,8 @@ func templateGeneration(ds *appsv1.DaemonSet) int64 {
 	return n
 }
 
+// parseTemplateGeneration returns the template generation, or 0 if the annotation is missing, and an error if it is not
+// a number.
 func parseTemplateGeneration(ds *appsv1.DaemonSet) (int64, error) {
 	text, ok := ds.Annotations[appsv1.DeprecatedTemplateGeneration]
 	if !ok {
@@ -134,6 +136,7 @@ func parseTemplateGeneration(ds *appsv1.DaemonSet) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
+// setTemplateGeneration sets the annotation with the template generation.
 func setTemplateGeneration(ds *appsv1.DaemonSet, n int64) {
 	// Copy the map, because it may belong to a stored object.
 	annotations := make(map[string]string, len(ds.Annotations)+1)

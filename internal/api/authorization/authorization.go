@@ -27,6 +27,7 @@ func Resources() []*api.Resource {
 	}
 }
 
+// review returns the definition of a kind of review, which can only be created. validate may be nil.
 func review[T api.Object](kind, plural string, scope api.Scope, empty func() T, validate func(T) field.ErrorList) *api.Resource {
 	k := api.Kind[T]{
 		Names:   api.Names{Kind: kind, Plural: plural},

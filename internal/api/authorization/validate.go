@@ -94,10 +94,12 @@ func validateNoMeta(meta metav1.ObjectMeta, msg string) field.ErrorList {
 	return field.ErrorList{field.Invalid(field.NewPath("metadata"), shown(meta), msg)}
 }
 
+// isEmptyBut reports whether metadata contains only the namespace, apart from managed fields.
 func isEmptyBut(meta metav1.ObjectMeta, namespace string) bool {
 	return apiequality.Semantic.DeepEqual(shown(meta), metav1.ObjectMeta{Namespace: namespace})
 }
 
+// shown returns metadata without the managed fields, as error messages show it.
 func shown(meta metav1.ObjectMeta) metav1.ObjectMeta {
 	meta.ManagedFields = nil
 	return meta

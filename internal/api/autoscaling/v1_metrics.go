@@ -75,6 +75,7 @@ func metricFromV1(m *autoscalingv1.MetricSpec) autoscalingv2.MetricSpec {
 	return out
 }
 
+// usage returns the target of a resource metric: a utilization in percent if it is set, otherwise an average value.
 func usage(utilization *int32, value *resource.Quantity) autoscalingv2.MetricTarget {
 	t := autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageUtilization: utilization, AverageValue: value}
 	if utilization != nil {
@@ -145,6 +146,7 @@ func statusFromV1(m *autoscalingv1.MetricStatus) autoscalingv2.MetricStatus {
 	return out
 }
 
+// deref returns the quantity that q points to, or zero if q is nil.
 func deref(q *resource.Quantity) resource.Quantity {
 	if q == nil {
 		return resource.Quantity{}
@@ -172,6 +174,7 @@ type policy struct {
 	PeriodSeconds int32
 }
 
+// behaviorToV1 converts a scaling behavior to the format of the annotation.
 func behaviorToV1(b *autoscalingv2.HorizontalPodAutoscalerBehavior) behavior {
 	convert := func(r *autoscalingv2.HPAScalingRules) *rules {
 		if r == nil {

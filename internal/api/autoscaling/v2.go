@@ -63,6 +63,7 @@ func horizontalPodAutoscaler() api.Kind[*autoscalingv2.HorizontalPodAutoscaler] 
 	}
 }
 
+// prepareUpdate reverts changes of the status and increments the generation if the spec has changed.
 func prepareUpdate(_ context.Context, h, old *autoscalingv2.HorizontalPodAutoscaler) {
 	old.Status.DeepCopyInto(&h.Status)
 	h.Generation = old.Generation
@@ -71,6 +72,7 @@ func prepareUpdate(_ context.Context, h, old *autoscalingv2.HorizontalPodAutosca
 	}
 }
 
+// prepareStatus reverts changes of the spec in a status update.
 func prepareStatus(_ context.Context, h, old *autoscalingv2.HorizontalPodAutoscaler) {
 	old.Spec.DeepCopyInto(&h.Spec)
 	h.Generation = old.Generation
@@ -88,6 +90,8 @@ func defaultMetrics() []autoscalingv2.MetricSpec {
 	}}
 }
 
+// defaultAutoscaler sets the defaults of an autoscaler: at least one replica, defaultMetrics, and the rules of a
+// behavior if it has one.
 func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 	api.SetDefault(&h.Spec.MinReplicas, 1)
 	if len(h.Spec.Metrics) == 0 {
@@ -112,6 +116,8 @@ func defaultBehavior(b *autoscalingv2.HorizontalPodAutoscalerBehavior) {
 	})
 }
 
+// defaultRules sets the missing values of the scaling rules of one direction. window is the default stabilization
+// window, nil for the one of the controller.
 func defaultRules(r *autoscalingv2.HPAScalingRules, window *int32, policies []autoscalingv2.HPAScalingPolicy) {
 	api.SetDefault(&r.SelectPolicy, autoscalingv2.MaxChangePolicySelect)
 	if r.StabilizationWindowSeconds == nil {
@@ -135,6 +141,7 @@ func columns() []metav1.TableColumnDefinition {
 	}
 }
 
+// row returns the cells of an autoscaler, among others its target, metrics and numbers of replicas.
 func row(h *autoscalingv2.HorizontalPodAutoscaler) []any {
 	least := "<unset>"
 	if h.Spec.MinReplicas != nil {
@@ -171,6 +178,8 @@ func formatTargets(specs []autoscalingv2.MetricSpec, current []autoscalingv2.Met
 	return out
 }
 
+// target returns the current and the target value of a metric for the table, such as "cpu: 10%/80%". status may be nil;
+// the current value is then "<unknown>".
 func target(spec *autoscalingv2.MetricSpec, status *autoscalingv2.MetricStatus) string {
 	const unknown = "<unknown>"
 	show := func(is *autoscalingv2.MetricValueStatus, want *autoscalingv2.MetricTarget) string {

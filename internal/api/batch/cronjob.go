@@ -108,6 +108,7 @@ func cronJob() api.Kind[*batchv1.CronJob] {
 	}
 }
 
+// cronJobRow returns the cells of a CronJob.
 func cronJobRow(c *batchv1.CronJob) []any {
 	last, zone, suspend := "<none>", "<none>", "<unset>"
 	if c.Status.LastScheduleTime != nil {

@@ -102,6 +102,7 @@ func job() api.Kind[*batchv1.Job] {
 	}
 }
 
+// defaultJob sets the defaults of a Job. A Job without labels gets those of its pod template, and shares their map.
 func defaultJob(j *batchv1.Job) {
 	spec := &j.Spec
 	pod.DefaultTemplate(&spec.Template)
@@ -185,6 +186,7 @@ const (
 	warnParallelism = 10_000
 )
 
+// jobSpecWarnings returns warnings for an indexed Job that is too large for its status, and for the pod template.
 func jobSpecWarnings(spec *batchv1.JobSpec, path *field.Path) []string {
 	var out []string
 	if api.ValueOf(spec.CompletionMode) == batchv1.IndexedCompletion && api.ValueOf(spec.Completions) > warnCompletions && api.ValueOf(spec.Parallelism) > warnParallelism {
@@ -194,6 +196,7 @@ func jobSpecWarnings(spec *batchv1.JobSpec, path *field.Path) []string {
 	return append(out, pod.TemplateWarnings(&spec.Template, path.Child("template"))...)
 }
 
+// jobRow returns the cells of a Job: among others its state, completions and duration, which is empty before the start.
 func jobRow(j *batchv1.Job) []any {
 	var completions string
 	switch parallelism := api.ValueOf(j.Spec.Parallelism); {
@@ -219,6 +222,8 @@ func jobRow(j *batchv1.Job) []any {
 	}
 }
 
+// jobState returns the state of a Job for the table, from its conditions and its deletion timestamp: Running if no
+// other applies.
 func jobState(j *batchv1.Job) string {
 	has := func(t batchv1.JobConditionType) bool {
 		for i := range j.Status.Conditions {

@@ -21,6 +21,7 @@ type progress struct {
 	suspended, resumed bool
 }
 
+// progressOf returns the progress that the conditions of a status show.
 func progressOf(s *batchv1.JobStatus) progress {
 	has := func(t batchv1.JobConditionType, want corev1.ConditionStatus) bool {
 		return slices.ContainsFunc(s.Conditions, func(c batchv1.JobCondition) bool { return c.Type == t && c.Status == want })
@@ -32,8 +33,10 @@ func progressOf(s *batchv1.JobStatus) progress {
 	}
 }
 
+// finished reports whether the Job has completed or failed.
 func (p progress) finished() bool { return p.complete || p.failed }
 
+// same reports whether a and b are both nil or point to equal values.
 func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // validateJobStatus validates a status update. Most rules apply only to changed fields, so that a
@@ -203,7 +206,8 @@ func validateJobProgress(j, old *batchv1.Job, is, was progress, path *field.Path
 // indexes is an interval of completion indexes of an indexed Job, such as 3-5. It includes both ends.
 type indexes struct{ from, to int }
 
-// parseIndexes parses a list such as "1,3-5". All indexes must be less than completions.
+// parseIndexes parses a list such as "1,3-5". The indexes must be in ascending order and less than completions. An
+// empty text is an empty list.
 func parseIndexes(text string, completions int) ([]indexes, error) {
 	if text == "" {
 		return nil, nil
@@ -222,8 +226,8 @@ func parseIndexes(text string, completions int) ([]indexes, error) {
 	return out, nil
 }
 
-// parseInterval parses one element of a list of indexes, "3" or "3-5". All indexes must be less
-// than completions.
+// parseInterval parses one element of a list of indexes, "3" or "3-5", whose first index must be less than the last.
+// All indexes must be less than completions.
 func parseInterval(text string, completions int) (indexes, error) {
 	parts := strings.Split(text, "-")
 	if len(parts) > 2 {

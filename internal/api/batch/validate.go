@@ -83,6 +83,7 @@ func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
 	return errs
 }
 
+// nonNegative checks that the number in an optional field, which may be nil, is not negative.
 func nonNegative[T int32 | int64](p *T, path *field.Path) field.ErrorList {
 	if p == nil {
 		return nil

@@ -35,6 +35,7 @@ const (
 	clockSkew               = 5 * time.Minute
 )
 
+// isKubernetesSigner reports whether the name of a signer is in a domain of Kubernetes.
 func isKubernetesSigner(name string) bool {
 	domain, _, _ := strings.Cut(name, "/")
 	return domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io")

@@ -134,6 +134,7 @@ func stampConditions(r, old csr) {
 	}
 }
 
+// signingRequestRow returns the cells of a request.
 func signingRequestRow(r csr) []any {
 	signer, wish := "<none>", "<none>"
 	if r.Spec.SignerName != "" {
@@ -145,6 +146,8 @@ func signingRequestRow(r csr) []any {
 	return []any{r.Name, api.Age(r.CreationTimestamp), signer, r.Spec.Username, wish, signingRequestState(r)}
 }
 
+// signingRequestState returns the state of a request for the table: Pending, Approved or Denied, with ",Failed" and
+// ",Issued" if they apply.
 func signingRequestState(r csr) string {
 	has := func(t certificatesv1.RequestConditionType) bool { return len(conditions(r, t)) > 0 }
 	state := "Pending"

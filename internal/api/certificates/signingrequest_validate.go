@@ -118,6 +118,7 @@ func checkUsages(e *validate.Errors, r, old csr) {
 	}
 }
 
+// repeats reports whether two elements of a list have the same key.
 func repeats[T any, K comparable](list []T, key func(T) K) bool {
 	seen := make(map[K]bool, len(list))
 	for _, v := range list {

@@ -98,6 +98,7 @@ func validateLimitRange(l *corev1.LimitRange) field.ErrorList {
 	return e.List
 }
 
+// limitType validates the type of a limit range item: Pod, Container, PersistentVolumeClaim, or a name with a domain.
 func limitType(e *validate.Errors, t corev1.LimitType, at *field.Path) {
 	if msgs := validation.IsQualifiedName(string(t)); len(msgs) > 0 {
 		e.InvalidAll(at, t, msgs)

@@ -96,6 +96,8 @@ func node() api.Kind[*corev1.Node] {
 	}
 }
 
+// defaultNode sets podCIDR and podCIDRs of a Node from each other, and the allocatable resources to the capacity if
+// they are missing. It also rounds the quantities.
 func defaultNode(n *corev1.Node) {
 	// Old clients only know podCIDR, so it takes precedence over podCIDRs.
 	switch s := &n.Spec; {
@@ -128,6 +130,7 @@ func validateNode(n *corev1.Node) field.ErrorList {
 // featureName is the format of the features that kubelets declare (KEP-5328).
 var featureName = regexp.MustCompile(`^[A-Z][a-zA-Z0-9]*(/[a-zA-Z][a-zA-Z0-9]*)*$`)
 
+// declaredFeatures validates the names of the features that a kubelet declares, which must be sorted and unique.
 func declaredFeatures(e *validate.Errors, names []string, at *field.Path) {
 	for i, name := range names {
 		switch {
@@ -148,6 +151,7 @@ func declaredFeatures(e *validate.Errors, names []string, at *field.Path) {
 	}
 }
 
+// podCIDRs validates the pod CIDRs of a Node: at most one of each IP family.
 func podCIDRs(e *validate.Errors, cidrs []string, at *field.Path) {
 	for i, cidr := range cidrs {
 		e.LegacyCIDR(at.Index(i), cidr, nil)
@@ -165,6 +169,7 @@ func podCIDRs(e *validate.Errors, cidrs []string, at *field.Path) {
 
 }
 
+// nodeAnnotations validates the annotation with which a Node can avoid the pods of certain controllers.
 func nodeAnnotations(e *validate.Errors, n *corev1.Node) {
 	value := n.Annotations[corev1.PreferAvoidPodsAnnotationKey]
 	if value == "" {
@@ -188,6 +193,7 @@ func nodeAnnotations(e *validate.Errors, n *corev1.Node) {
 	}
 }
 
+// nodeTaints validates taints, which must be unique by key and effect.
 func nodeTaints(e *validate.Errors, taints []corev1.Taint, path *field.Path) {
 	for i, t := range taints {
 		at := path.Index(i)
@@ -208,6 +214,7 @@ func nodeTaints(e *validate.Errors, taints []corev1.Taint, path *field.Path) {
 	}
 }
 
+// nodeResources validates the quantities in the capacity and the allocatable resources of a Node.
 func nodeResources(e *validate.Errors, n *corev1.Node) {
 	for _, list := range []struct {
 		name string
@@ -301,6 +308,7 @@ func configSource(e *validate.Errors, s *corev1.NodeConfigSource, at *field.Path
 	}
 }
 
+// nodeWarnings returns warnings for removed and deprecated fields, and for pod CIDRs in a non-standard notation.
 func nodeWarnings(_ context.Context, n, _ *corev1.Node) []string {
 	var out []string
 	if n.Spec.ConfigSource != nil {
@@ -315,6 +323,7 @@ func nodeWarnings(_ context.Context, n, _ *corev1.Node) []string {
 	return out
 }
 
+// nodeRow returns the cells of a Node, among others its status, roles and addresses.
 func nodeRow(n *corev1.Node) []any {
 	status := "Unknown"
 	for _, c := range n.Status.Conditions {
@@ -354,6 +363,7 @@ func nodeRow(n *corev1.Node) []any {
 	}
 }
 
+// nodeRoles returns the roles of a Node from its labels, sorted and joined with commas, or "<none>".
 func nodeRoles(n *corev1.Node) string {
 	var roles []string
 	for k, v := range n.Labels {

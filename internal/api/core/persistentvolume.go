@@ -170,6 +170,8 @@ func preparePersistentVolumeStatus(_ context.Context, pv, old *corev1.Persistent
 	}
 }
 
+// persistentVolumeWarnings returns warnings for deprecated annotations, the reclaim policy Recycle, deprecated node
+// labels, and volume types that no longer work.
 func persistentVolumeWarnings(_ context.Context, pv, _ *corev1.PersistentVolume) []string {
 	var out []string
 	spec := field.NewPath("spec")
@@ -236,6 +238,7 @@ func orUnset[T ~string](s *T) string {
 	return string(*s)
 }
 
+// persistentVolumeRow returns the cells of a volume. Its status is Terminating while it is being deleted.
 func persistentVolumeRow(pv *corev1.PersistentVolume) []any {
 	size := pv.Spec.Capacity[corev1.ResourceStorage]
 	phase, claim := string(pv.Status.Phase), ""

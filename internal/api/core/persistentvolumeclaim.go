@@ -201,6 +201,7 @@ func claimResource(e *validate.Errors, name corev1.ResourceName, at *field.Path)
 	return len(e.List) == before
 }
 
+// claimRow returns the cells of a claim. Without a volume, capacity and access modes are empty.
 func claimRow(c *corev1.PersistentVolumeClaim) []any {
 	phase, capacity, modes := string(c.Status.Phase), "", ""
 	if c.DeletionTimestamp != nil {

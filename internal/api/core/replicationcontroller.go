@@ -113,6 +113,7 @@ func replicationController() api.Kind[*corev1.ReplicationController] {
 	}
 }
 
+// replicas returns the desired number of pods, one if it is not specified.
 func replicas(rc *corev1.ReplicationController) int32 {
 	if rc.Spec.Replicas == nil {
 		return 1
@@ -120,6 +121,8 @@ func replicas(rc *corev1.ReplicationController) int32 {
 	return *rc.Spec.Replicas
 }
 
+// defaultReplicationController sets the defaults of a ReplicationController. Without a selector or labels, it uses the
+// labels of the pod template.
 func defaultReplicationController(rc *corev1.ReplicationController) {
 	if rc.Spec.Replicas == nil {
 		one := int32(1)
@@ -185,6 +188,8 @@ func validateReplicationControllerStatus(_ context.Context, rc, _ *corev1.Replic
 	return e.List
 }
 
+// replicationControllerWarnings returns warnings for the name and the pod template. It returns none if an update does
+// not change the generation.
 func replicationControllerWarnings(_ context.Context, rc, old *corev1.ReplicationController) []string {
 	if old != nil && rc.Generation == old.Generation {
 		return nil

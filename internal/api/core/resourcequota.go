@@ -84,6 +84,8 @@ func quotaList(e *validate.Errors, list corev1.ResourceList, path *field.Path) {
 	}
 }
 
+// quotaSpec validates the spec of a quota: its limits, and that its scopes exist, fit the limited resources and do not
+// contradict each other.
 func quotaSpec(e *validate.Errors, spec *corev1.ResourceQuotaSpec, path *field.Path) {
 	quotaList(e, spec.Hard, path.Child("hard"))
 	names := slices.Sorted(maps.Keys(spec.Hard))
@@ -124,6 +126,7 @@ func quotaSpec(e *validate.Errors, spec *corev1.ResourceQuotaSpec, path *field.P
 	scopeConflicts(e, scopes, spec.Scopes, at)
 }
 
+// scopeExpression validates the operator and the values of one requirement of a scope selector.
 func scopeExpression(e *validate.Errors, x corev1.ScopedResourceSelectorRequirement, at *field.Path) {
 	switch x.ScopeName {
 	case corev1.ResourceQuotaScopeBestEffort, corev1.ResourceQuotaScopeNotBestEffort, corev1.ResourceQuotaScopeTerminating,
@@ -146,6 +149,7 @@ func scopeExpression(e *validate.Errors, x corev1.ScopedResourceSelectorRequirem
 	}
 }
 
+// isScope reports whether a scope of quotas exists.
 func isScope(scope corev1.ResourceQuotaScope) bool {
 	switch scope {
 	case corev1.ResourceQuotaScopeTerminating, corev1.ResourceQuotaScopeNotTerminating,
@@ -177,6 +181,8 @@ func scopeFits(scope corev1.ResourceQuotaScope, name corev1.ResourceName) bool {
 	return true
 }
 
+// scopeConflicts adds an error for each pair of scopes of which one is the opposite of the other. shown is the value in
+// the error.
 func scopeConflicts(e *validate.Errors, scopes, shown []corev1.ResourceQuotaScope, at *field.Path) {
 	for _, pair := range [...][2]corev1.ResourceQuotaScope{
 		{corev1.ResourceQuotaScopeBestEffort, corev1.ResourceQuotaScopeNotBestEffort},
@@ -200,6 +206,7 @@ func validateQuotaUpdate(_ context.Context, q, old *corev1.ResourceQuota) field.
 	return e.List
 }
 
+// quotaRow returns the cells of a quota: its limits with the usage, separated into requests and limits.
 func quotaRow(q *corev1.ResourceQuota) []any {
 	var requests, limits []string
 	for _, name := range slices.Sorted(maps.Keys(q.Status.Hard)) {

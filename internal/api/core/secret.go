@@ -54,6 +54,7 @@ func secret() api.Kind[*corev1.Secret] {
 	}
 }
 
+// defaultSecret sets the type of a Secret to Opaque if it is missing, and moves stringData to data.
 func defaultSecret(s *corev1.Secret) {
 	if s.Type == "" {
 		s.Type = corev1.SecretTypeOpaque

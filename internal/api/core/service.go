@@ -92,6 +92,8 @@ func service() api.Kind[*corev1.Service] {
 	}
 }
 
+// defaultService sets the defaults of a Service, such as the type ClusterIP, the protocol TCP and the target port,
+// which is the port.
 func defaultService(s *corev1.Service) {
 	spec := &s.Spec
 	if spec.SessionAffinity == "" {
@@ -149,10 +151,13 @@ func usesClusterIP(s *corev1.ServiceSpec) bool {
 	return false
 }
 
+// usesNodePorts reports whether services of this type can have node ports.
 func usesNodePorts(s *corev1.ServiceSpec) bool {
 	return s.Type == corev1.ServiceTypeNodePort || s.Type == corev1.ServiceTypeLoadBalancer
 }
 
+// externallyAccessible reports whether clients outside of the cluster can reach the service, so that it has an external
+// traffic policy.
 func externallyAccessible(s *corev1.ServiceSpec) bool {
 	return usesNodePorts(s) || s.Type == corev1.ServiceTypeClusterIP && len(s.ExternalIPs) > 0
 }
@@ -163,6 +168,7 @@ func usesHealthCheckPort(s *corev1.ServiceSpec) bool {
 	return s.Type == corev1.ServiceTypeLoadBalancer && s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
+// isHeadless reports whether a service has no cluster IP, because it is None.
 func isHeadless(s *corev1.ServiceSpec) bool {
 	return len(s.ClusterIPs) == 1 && s.ClusterIPs[0] == corev1.ClusterIPNone
 }
@@ -179,6 +185,8 @@ func prepareServiceUpdate(s, old *corev1.Service) {
 	clearUnused(&s.Spec, &old.Spec)
 }
 
+// keepAllocated sets the cluster IPs and ports that a client has omitted to those of the stored service, if both types
+// use them.
 func keepAllocated(s, old *corev1.ServiceSpec) {
 	if usesClusterIP(s) && usesClusterIP(old) {
 		if s.ClusterIP == "" {
@@ -231,6 +239,8 @@ func syncClusterIPs(s, old *corev1.ServiceSpec) {
 	}
 }
 
+// clearUnused clears fields that the new type of a service does not use but the stored one did, unless the client has
+// changed them.
 func clearUnused(s, old *corev1.ServiceSpec) {
 	if usesClusterIP(old) && !usesClusterIP(s) {
 		if s.ClusterIP == old.ClusterIP && slices.Equal(s.ClusterIPs, old.ClusterIPs) {
@@ -264,6 +274,7 @@ func clearUnused(s, old *corev1.ServiceSpec) {
 	}
 }
 
+// equalPtr reports whether a and b are both nil or point to equal values.
 func equalPtr[T comparable](a, b *T) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -282,6 +293,7 @@ func sameNodePorts(s, old *corev1.ServiceSpec) bool {
 	return true
 }
 
+// serviceRow returns the cells of a service.
 func serviceRow(s *corev1.Service) []any {
 	internal := "<none>"
 	if len(s.Spec.ClusterIPs) > 0 {
@@ -293,6 +305,8 @@ func serviceRow(s *corev1.Service) []any {
 	}
 }
 
+// externalIP returns the table cell with the addresses at which a service is reached from outside: "<none>" if there
+// are none, "<pending>" if a load balancer has not assigned any yet.
 func externalIP(s *corev1.Service) string {
 	switch s.Spec.Type {
 	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort:
@@ -321,6 +335,7 @@ func externalIP(s *corev1.Service) string {
 	return "<unknown>"
 }
 
+// formatPorts returns the table cell of a service's ports, such as "80:30080/TCP", or "<none>".
 func formatPorts(ports []corev1.ServicePort) string {
 	if len(ports) == 0 {
 		return "<none>"

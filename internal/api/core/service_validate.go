@@ -51,6 +51,8 @@ func validateService(s, old *corev1.Service) field.ErrorList {
 	return e.List
 }
 
+// serviceTopology checks that the annotation for topology-aware routing and its deprecated name have the same value if
+// both are set.
 func serviceTopology(e *validate.Errors, s *corev1.Service) {
 	mode, ok := s.Annotations[corev1.AnnotationTopologyMode]
 	hints, both := s.Annotations[corev1.DeprecatedAnnotationTopologyAwareHints]
@@ -88,6 +90,7 @@ func serviceType(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path)
 	}
 }
 
+// servicePorts validates the ports of a service. Names must be unique, and are required if there are several ports.
 func servicePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
 	for i := range spec.Ports {
 		p, at := &spec.Ports[i], path.Index(i)
@@ -113,8 +116,8 @@ func servicePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path
 	}
 }
 
-// serviceNodePorts checks that the Service's type allows its node ports, and that no two ports have the same node port
-// and protocol. path is the field path of the ports.
+// serviceNodePorts checks that the Service's type allows its node ports, and that no two ports have the same protocol
+// and node port, or the same protocol and port. path is the field path of the ports.
 func serviceNodePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
 	if spec.Type == corev1.ServiceTypeClusterIP {
 		for i := range spec.Ports {
@@ -135,6 +138,8 @@ func serviceNodePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.
 	}
 }
 
+// serviceAffinity checks that the configuration of the session affinity fits its type, and that the timeout is at most
+// a day.
 func serviceAffinity(e *validate.Errors, spec *corev1.ServiceSpec, at *field.Path) {
 	config := spec.SessionAffinityConfig
 	switch spec.SessionAffinity {
@@ -160,7 +165,8 @@ func serviceAffinity(e *validate.Errors, spec *corev1.ServiceSpec, at *field.Pat
 	}
 }
 
-// serviceAddresses validates the requested or allocated cluster IPs of one or two families.
+// serviceAddresses validates the requested or allocated cluster IPs of one or two families. before is the stored spec,
+// empty on create. It does nothing for the type ExternalName.
 func serviceAddresses(e *validate.Errors, spec, before *corev1.ServiceSpec, path *field.Path) {
 	if spec.Type == corev1.ServiceTypeExternalName {
 		return
@@ -257,6 +263,8 @@ func serviceSourceRanges(e *validate.Errors, s, old *corev1.Service, path *field
 	}
 }
 
+// serviceLoadBalancer checks that the fields for load balancers are set only, and as required, for the type
+// LoadBalancer.
 func serviceLoadBalancer(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
 	balancer := spec.Type == corev1.ServiceTypeLoadBalancer
 	if spec.AllocateLoadBalancerNodePorts != nil && !balancer {
@@ -279,6 +287,8 @@ func serviceLoadBalancerClass(e *validate.Errors, spec *corev1.ServiceSpec, path
 	}
 }
 
+// serviceTraffic validates the internal and external traffic policies, the health check node port, and the traffic
+// distribution.
 func serviceTraffic(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
 	external := path.Child("externalTrafficPolicy")
 	switch {
@@ -357,10 +367,13 @@ func clusterIPsUpdate(e *validate.Errors, s, old *corev1.ServiceSpec, path *fiel
 	}
 }
 
+// isSingleStack reports whether the IP family policy of a service is SingleStack.
 func isSingleStack(s *corev1.ServiceSpec) bool {
 	return s.IPFamilyPolicy != nil && *s.IPFamilyPolicy == corev1.IPFamilyPolicySingleStack
 }
 
+// familiesUpdate validates an update of the IP families, by the same rules as clusterIPsUpdate. Headless services may
+// change them.
 func familiesUpdate(e *validate.Errors, s, old *corev1.ServiceSpec, path *field.Path) {
 	if isHeadless(s) || isHeadless(old) {
 		return
@@ -423,6 +436,8 @@ func validateServiceStatus(_ context.Context, s, old *corev1.Service) field.Erro
 	return e.List
 }
 
+// serviceWarnings returns warnings for fields that are deprecated or ignored, and for addresses in a non-standard
+// notation.
 func serviceWarnings(_ context.Context, s, _ *corev1.Service) []string {
 	var out []string
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }

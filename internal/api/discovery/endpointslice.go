@@ -64,6 +64,7 @@ func endpointSlice() api.Kind[*discoveryv1.EndpointSlice] {
 	}
 }
 
+// defaultEndpointSlice sets missing port names to "" and missing protocols to TCP.
 func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {
 	for i := range s.Ports {
 		p := &s.Ports[i]
@@ -93,6 +94,8 @@ func dropTopology(s *discoveryv1.EndpointSlice) {
 	}
 }
 
+// endpointSliceWarnings returns warnings for the address type FQDN and for addresses in a non-standard notation. The
+// addresses in slices of Kubernetes' controllers are not checked.
 func endpointSliceWarnings(_ context.Context, s, _ *discoveryv1.EndpointSlice) []string {
 	var warnings []string
 	if s.AddressType == discoveryv1.AddressTypeFQDN {

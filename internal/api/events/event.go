@@ -120,6 +120,7 @@ func Row(e *corev1.Event) []any {
 	}
 }
 
+// source returns the table cell of an event's source: the component and, if known, the host or instance.
 func source(e *corev1.Event) string {
 	component, host := e.Source.Component, e.Source.Host
 	if component == "" {

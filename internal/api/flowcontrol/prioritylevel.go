@@ -95,6 +95,7 @@ func levelColumns() []metav1.TableColumnDefinition {
 	}
 }
 
+// defaultLevel sets the missing concurrency shares and queue parameters of a priority level.
 func defaultLevel(spec *flowcontrolv1.PriorityLevelConfigurationSpec) {
 	if e := spec.Exempt; e != nil {
 		api.SetDefault(&e.NominalConcurrencyShares, 0)

@@ -101,6 +101,7 @@ func setRollback(meta *metav1.ObjectMeta, revision *int64) {
 	annotate(meta, appsv1.DeprecatedRollbackTo, strconv.FormatInt(*revision, 10))
 }
 
+// annotate sets an annotation.
 func annotate(meta *metav1.ObjectMeta, key, value string) {
 	if meta.Annotations == nil {
 		meta.Annotations = map[string]string{}

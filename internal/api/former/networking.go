@@ -9,6 +9,7 @@ import (
 	"hyperkube/internal/api"
 )
 
+// networkingVersions returns the readers of Ingresses in v1beta1 of two groups.
 func networkingVersions() []version {
 	v1 := networkingv1.SchemeGroupVersion
 	return []version{
@@ -37,6 +38,7 @@ func ingress(old *networkingv1beta1.Ingress, now *networkingv1.Ingress) error {
 	return nil
 }
 
+// backend returns the reference to the port of a Service, or nil if both are empty.
 func backend(name string, port intstr.IntOrString) *networkingv1.IngressServiceBackend {
 	if name == "" && port == (intstr.IntOrString{}) {
 		return nil

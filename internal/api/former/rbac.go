@@ -25,6 +25,7 @@ func rbacVersions() []version {
 	}
 }
 
+// subjects converts the subjects of a v1alpha1 binding. The user "*" becomes the group system:authenticated.
 func subjects(old []rbacv1alpha1.Subject) []rbacv1.Subject {
 	var out []rbacv1.Subject
 	for _, s := range old {

@@ -38,6 +38,8 @@ func resourceVersions() []version {
 	}
 }
 
+// exactly sets the field exactly of the converted device requests now from the requests old. Requests with alternatives
+// are skipped.
 func exactly(old []resourcev1beta1.DeviceRequest, now []resourcev1.DeviceRequest) error {
 	for i := range old {
 		o := &old[i]

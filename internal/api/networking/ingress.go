@@ -106,6 +106,7 @@ func ingress() api.Kind[*networkingv1.Ingress] {
 	}
 }
 
+// hostsCell returns the table cell with the hosts of rules, or "*" if there are none.
 func hostsCell(rules []networkingv1.IngressRule) string {
 	var hosts []string
 	for _, r := range rules {
@@ -119,6 +120,7 @@ func hostsCell(rules []networkingv1.IngressRule) string {
 	return join(hosts, 3)
 }
 
+// addressCell returns the table cell with the addresses and hostnames of an Ingress, sorted.
 func addressCell(s *networkingv1.IngressLoadBalancerStatus) string {
 	var all []string
 	for _, i := range s.Ingress {
@@ -185,6 +187,7 @@ func validateTLSSecret(name string, path *field.Path) field.ErrorList {
 	return errs
 }
 
+// hasStar reports whether the name of a host contains a wildcard.
 func hasStar(host string) bool { return strings.Contains(host, "*") }
 
 // validateHostName validates the name of a host, whose first label may be "*".

@@ -62,6 +62,7 @@ func ipAddress() api.Kind[*networkingv1.IPAddress] {
 	}
 }
 
+// validIPAddressName returns the error messages of an IPAddress's name, which must be an IP address in canonical form.
 func validIPAddressName(name string, _ bool) []string {
 	var out []string
 	for _, e := range validation.IsValidIP(nil, name) {
@@ -98,6 +99,7 @@ func validateParentRef(ref *networkingv1.ParentReference, path *field.Path) fiel
 	return errs
 }
 
+// parentCell returns the table cell of a reference to the object that uses an address, or "<none>".
 func parentCell(ref *networkingv1.ParentReference) string {
 	if ref == nil {
 		return "<none>"

@@ -83,6 +83,8 @@ func networkPolicyWarnings(_ context.Context, p, _ *networkingv1.NetworkPolicy) 
 	return out
 }
 
+// defaultNetworkPolicy sets missing protocols to TCP and missing policy types: Ingress, and Egress if there are egress
+// rules.
 func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	ports := func(list []networkingv1.NetworkPolicyPort) {
 		for i := range list {

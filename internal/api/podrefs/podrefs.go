@@ -71,6 +71,8 @@ func HasClaims(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return ClaimName(pod, &v) != "" })
 }
 
+// environment yields the objects to which the environment variables of a container refer, and reports whether the
+// iteration continues.
 func environment(vars []corev1.EnvVar, from []corev1.EnvFromSource, yield func(Kind, string) bool) bool {
 	for i := range vars {
 		v := vars[i].ValueFrom

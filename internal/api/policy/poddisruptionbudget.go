@@ -73,6 +73,7 @@ func podDisruptionBudget() api.Kind[*policyv1.PodDisruptionBudget] {
 	}
 }
 
+// cell returns the table cell of a number or percentage, "N/A" if it is not set.
 func cell(v *intstr.IntOrString) string {
 	if v == nil {
 		return "N/A"

@@ -187,6 +187,7 @@ func (d Devices) countedByPod(claim *resourcev1.ResourceClaim) corev1.ResourceLi
 	return podUsage(pod, d.Now())
 }
 
+// deviceClaims creates the evaluator of ResourceClaims that counts claims and their devices per device class.
 func deviceClaims(list generic.ListFuncByNamespace) *evaluator {
 	return &evaluator{
 		resource: DeviceClaims,

@@ -19,6 +19,7 @@ const (
 	classSuffix = ".storageclass.storage.k8s.io/"
 )
 
+// services creates the evaluator of Services, which counts also their node ports and load balancers.
 func services(list generic.ListFuncByNamespace) quota.Evaluator {
 	names := []corev1.ResourceName{countServices, corev1.ResourceServices, corev1.ResourceServicesNodePorts, corev1.ResourceServicesLoadBalancers}
 	return &evaluator{
@@ -33,6 +34,8 @@ func services(list generic.ListFuncByNamespace) quota.Evaluator {
 	}
 }
 
+// serviceUsage returns the usage of one Service. A load balancer for which node ports are allocated uses one for each
+// port, even before the allocation. item must be a Service.
 func serviceUsage(item runtime.Object) (corev1.ResourceList, error) {
 	s, err := as[*corev1.Service](item)
 	if err != nil {
@@ -61,6 +64,8 @@ func serviceUsage(item runtime.Object) (corev1.ResourceList, error) {
 	}, nil
 }
 
+// claims creates the evaluator of PersistentVolumeClaims, which counts claims and requested storage, in total and per
+// storage class.
 func claims(list generic.ListFuncByNamespace) quota.Evaluator {
 	return &evaluator{
 		resource: corev1.Resource("persistentvolumeclaims"),
@@ -138,6 +143,8 @@ func attributesClasses(c *corev1.PersistentVolumeClaim) []string {
 	return out
 }
 
+// claimUsage returns the usage of one claim. If its volume has more storage than it requests, the allocated storage
+// counts. item must be a PersistentVolumeClaim.
 func claimUsage(item runtime.Object) (corev1.ResourceList, error) {
 	c, err := as[*corev1.PersistentVolumeClaim](item)
 	if err != nil {

@@ -41,6 +41,7 @@ func podNames() []corev1.ResourceName {
 	}
 }
 
+// pods creates the evaluator of pods, which counts pods and their requests and limits. now returns the current time.
 func pods(list generic.ListFuncByNamespace, now func() time.Time) quota.Evaluator {
 	return &evaluator{
 		resource: corev1.Resource("pods"),
@@ -104,6 +105,7 @@ func podCounts(p *corev1.Pod, now time.Time) bool {
 	return true
 }
 
+// podUsage returns the usage of one pod. A pod that has terminated counts only for count/pods.
 func podUsage(p *corev1.Pod, now time.Time) corev1.ResourceList {
 	used := corev1.ResourceList{countPods: one()}
 	if !podCounts(p, now) {
@@ -113,8 +115,8 @@ func podUsage(p *corev1.Pod, now time.Time) corev1.ResourceList {
 	return quota.Add(used, compute(resourcehelper.PodRequests(p, opts), resourcehelper.PodLimits(p, opts)))
 }
 
-// compute converts the requests and limits of a pod or container to usage under the resource names
-// of quotas, such as cpu, requests.cpu and limits.cpu.
+// compute converts the requests and limits of a pod or container to usage under the resource names of quotas, such as
+// cpu, requests.cpu and limits.cpu. The result also contains one pod.
 func compute(requests, limits corev1.ResourceList) corev1.ResourceList {
 	used := corev1.ResourceList{corev1.ResourcePods: one()}
 	for name, q := range requests {
@@ -177,6 +179,7 @@ func terminating(p *corev1.Pod) bool {
 	return p.Spec.ActiveDeadlineSeconds != nil && *p.Spec.ActiveDeadlineSeconds >= 0
 }
 
+// podScope reports whether a pod is in the scope of a quota. item must be a Pod.
 func podScope(s corev1.ScopedResourceSelectorRequirement, item runtime.Object) (bool, error) {
 	p, err := as[*corev1.Pod](item)
 	if err != nil {

@@ -86,6 +86,7 @@ func Ignored(r schema.GroupResource) bool {
 // one returns the quantity 1, the usage of one object.
 func one() resource.Quantity { return number(1) }
 
+// number returns n as a quantity.
 func number(n int) resource.Quantity { return *resource.NewQuantity(int64(n), resource.DecimalSI) }
 
 // evaluator implements quota.Evaluator, the interface of quota admission and of the quota
@@ -106,16 +107,22 @@ type evaluator struct {
 
 var _ quota.Evaluator = (*evaluator)(nil)
 
+// GroupResource implements quota.Evaluator. It returns the resource that e counts.
 func (e *evaluator) GroupResource() schema.GroupResource { return e.resource }
 
+// Handles implements quota.Evaluator. It reports whether an admitted request can change the usage.
 func (e *evaluator) Handles(a admission.Attributes) bool { return e.handles(a) }
 
+// MatchingResources implements quota.Evaluator. It returns those of the resource names that e computes.
 func (e *evaluator) MatchingResources(in []corev1.ResourceName) []corev1.ResourceName {
 	return e.names(in)
 }
 
+// Usage implements quota.Evaluator. It returns the usage of one object.
 func (e *evaluator) Usage(item runtime.Object) (corev1.ResourceList, error) { return e.usage(item) }
 
+// Constraints implements quota.Evaluator. It returns an error if an object lacks values that a quota requires; most
+// resources have no such values.
 func (e *evaluator) Constraints(required []corev1.ResourceName, item runtime.Object) error {
 	if e.constraints == nil {
 		return nil
@@ -123,6 +130,7 @@ func (e *evaluator) Constraints(required []corev1.ResourceName, item runtime.Obj
 	return e.constraints(required, item)
 }
 
+// inScope reports whether an object is in a scope.
 func (e *evaluator) inScope(s corev1.ScopedResourceSelectorRequirement, item runtime.Object) (bool, error) {
 	if e.scope == nil {
 		return false, nil
@@ -130,10 +138,12 @@ func (e *evaluator) inScope(s corev1.ScopedResourceSelectorRequirement, item run
 	return e.scope(s, item)
 }
 
+// Matches implements quota.Evaluator. It reports whether the quota q applies to an object.
 func (e *evaluator) Matches(q *corev1.ResourceQuota, item runtime.Object) (bool, error) {
 	return generic.Matches(q, item, e.names, e.inScope)
 }
 
+// MatchingScopes implements quota.Evaluator. It returns those of the scopes that contain an object.
 func (e *evaluator) MatchingScopes(item runtime.Object, scopes []corev1.ScopedResourceSelectorRequirement) ([]corev1.ScopedResourceSelectorRequirement, error) {
 	out := []corev1.ScopedResourceSelectorRequirement{}
 	for _, s := range scopes {
@@ -148,6 +158,8 @@ func (e *evaluator) MatchingScopes(item runtime.Object, scopes []corev1.ScopedRe
 	return out, nil
 }
 
+// UncoveredQuotaScopes implements quota.Evaluator. It returns those of the scopes limited that are not in matched, or
+// none for a resource without scopes.
 func (e *evaluator) UncoveredQuotaScopes(limited, matched []corev1.ScopedResourceSelectorRequirement) ([]corev1.ScopedResourceSelectorRequirement, error) {
 	out := []corev1.ScopedResourceSelectorRequirement{}
 	if e.scope == nil {
@@ -165,12 +177,13 @@ func (e *evaluator) UncoveredQuotaScopes(limited, matched []corev1.ScopedResourc
 	return out, nil
 }
 
+// UsageStats implements quota.Evaluator. It returns the usage of all objects in a namespace and scope.
 func (e *evaluator) UsageStats(o quota.UsageStatsOptions) (quota.UsageStats, error) {
 	return generic.CalculateUsageStats(o, e.list, e.inScope, e.usage)
 }
 
-// matchesName reports whether the selector of a scope matches one of names. If names is empty, only
-// NotIn and DoesNotExist match.
+// matchesName reports whether the selector of a scope matches one of names. If names is empty, only NotIn and
+// DoesNotExist match. It returns an error for an invalid operator.
 func matchesName(s corev1.ScopedResourceSelectorRequirement, names []string) (bool, error) {
 	var op selection.Operator
 	switch s.Operator {

@@ -14,12 +14,14 @@ import (
 
 // The functions below are shared by RoleBinding and ClusterRoleBinding.
 
+// defaultRoleRef sets the API group of a reference to a role if it is missing.
 func defaultRoleRef(ref *rbacv1.RoleRef) {
 	if ref.APIGroup == "" {
 		ref.APIGroup = rbacv1.GroupName
 	}
 }
 
+// defaultSubjects sets the API group of users and groups if it is missing.
 func defaultSubjects(subjects []rbacv1.Subject) {
 	for i := range subjects {
 		s := &subjects[i]
@@ -124,6 +126,7 @@ func bindingColumns(kind, roleRef string) []metav1.TableColumnDefinition {
 	}
 }
 
+// bindingRow returns the cells of a RoleBinding or ClusterRoleBinding: its role, users, groups and service accounts.
 func bindingRow(meta metav1.Object, ref *rbacv1.RoleRef, subjects []rbacv1.Subject) []any {
 	var users, groups, accounts []string
 	for i := range subjects {

@@ -58,6 +58,8 @@ func validateClusterRoleWith(r *rbacv1.ClusterRole, opts metav1validation.LabelS
 	return errs
 }
 
+// clusterRoleSelectorOptions returns the options for validating the selectors of an updated aggregation rule: invalid
+// label values are allowed if the stored rule has any.
 func clusterRoleSelectorOptions(old *rbacv1.ClusterRole) metav1validation.LabelSelectorValidationOptions {
 	strict := metav1validation.LabelSelectorValidationOptions{}
 	if old.AggregationRule == nil {

@@ -77,6 +77,7 @@ func resourceClaim() api.Kind[*resourcev1.ResourceClaim] {
 	}
 }
 
+// claimState returns the state of a claim for the table, such as "allocated,reserved" or "pending".
 func claimState(c *resourcev1.ResourceClaim) string {
 	var states []string
 	if c.DeletionTimestamp != nil {
@@ -116,6 +117,7 @@ func deviceOf(s *resourcev1.AllocatedDeviceStatus) device {
 	return d
 }
 
+// allocated returns the devices that are allocated to a claim.
 func allocated(c *resourcev1.ResourceClaim) []device {
 	if c.Status.Allocation == nil {
 		return nil

@@ -91,6 +91,7 @@ func defaultTolerations(list []resourcev1.DeviceToleration) {
 	}
 }
 
+// defaultClaim sets the defaults of the device requests in the spec of a claim.
 func defaultClaim(spec *resourcev1.ResourceClaimSpec) {
 	for i := range spec.Devices.Requests {
 		r := &spec.Devices.Requests[i]
@@ -123,6 +124,7 @@ func dropClaim(spec, was *resourcev1.ResourceClaimSpec) {
 	}
 }
 
+// derives reports whether a request in the spec of a claim has derived attributes.
 func derives(spec *resourcev1.ResourceClaimSpec) bool {
 	for _, r := range spec.Devices.Requests {
 		if r.Exactly != nil && len(r.Exactly.DerivedAttributes) > 0 {

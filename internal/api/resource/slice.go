@@ -124,10 +124,12 @@ func dropSlice(spec, was *resourcev1.ResourceSliceSpec) {
 	}
 }
 
+// isList reports whether the value of an attribute is a list, even an empty one.
 func isList(a resourcev1.DeviceAttribute) bool {
 	return a.BoolValues != nil || a.IntValues != nil || a.StringValues != nil || a.VersionValues != nil
 }
 
+// hasLists reports whether a device in the spec has an attribute whose value is a list.
 func hasLists(spec *resourcev1.ResourceSliceSpec) bool {
 	for _, d := range spec.Devices {
 		for _, a := range d.Attributes {

@@ -444,6 +444,8 @@ func checkNodeAllocatable(e *validate.Errors, d *resourcev1.Device, at *field.Pa
 	}
 }
 
+// isNodeResource reports whether name is a resource of nodes that devices can consume: CPU, memory, ephemeral storage
+// or huge pages.
 func isNodeResource(name corev1.ResourceName) bool {
 	switch name {
 	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:

@@ -123,6 +123,7 @@ func (c *checker) expression(text string, at *field.Path) {
 	}
 }
 
+// configuration validates the configuration of a device for its driver, which must be opaque.
 func (c *checker) configuration(conf *resourcev1.DeviceConfiguration, at *field.Path) {
 	at = at.Child("opaque")
 	if conf.Opaque == nil {
@@ -158,6 +159,7 @@ func (c *checker) raw(data runtime.RawExtension, at *field.Path, most int) {
 // names maps the name of each request of a claim to the names of its subrequests (firstAvailable).
 type names map[string][]string
 
+// requestNames returns the names of a claim's requests and subrequests.
 func requestNames(claim *resourcev1.DeviceClaim) names {
 	all := names{}
 	for _, r := range claim.Requests {
@@ -225,6 +227,8 @@ func (c *checker) claim(claim *resourcev1.DeviceClaim, at *field.Path) {
 	}
 }
 
+// request validates a device request, which has either exactly or firstAvailable. A list of alternatives that is too
+// long is not validated, because declarative validation reports it.
 func (c *checker) request(r *resourcev1.DeviceRequest, at *field.Path) {
 	c.Label(at.Child("name"), r.Name)
 	switch {
@@ -356,6 +360,7 @@ func checkClaimStatus(ctx context.Context, claim, old *resourcev1.ResourceClaim)
 	return c.List
 }
 
+// allocation validates a new allocation of a claim. known contains the claim's requests.
 func (c *checker) allocation(a *resourcev1.AllocationResult, at *field.Path, known names) {
 	devices := at.Child("devices")
 	if len(a.Devices.Results) <= resourcev1.AllocationResultsMaxSize {
@@ -381,6 +386,8 @@ func (c *checker) allocation(a *resourcev1.AllocationResult, at *field.Path, kno
 	}
 }
 
+// deviceStatus validates the status of a device, which must be one of have, the devices that are allocated to the
+// claim.
 func (c *checker) deviceStatus(s *resourcev1.AllocatedDeviceStatus, at *field.Path, have []device) {
 	checkDriver(&c.Errors, s.Driver, at.Child("driver"))
 	checkPool(&c.Errors, s.Pool, at.Child("pool"))

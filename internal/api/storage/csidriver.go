@@ -86,6 +86,7 @@ func csiDriver() api.Kind[*storagev1.CSIDriver] {
 // specifying whether they are passed as secrets.
 const tokensInSecrets = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes"
 
+// csiDriverRow returns the cells of a CSIDriver.
 func csiDriverRow(d *storagev1.CSIDriver) []any {
 	var modes []string
 	for _, m := range d.Spec.VolumeLifecycleModes {

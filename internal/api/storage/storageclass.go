@@ -74,6 +74,7 @@ func storageClass() api.Kind[*storagev1.StorageClass] {
 	}
 }
 
+// storageClassRow returns the cells of a StorageClass. The name of a default class has the suffix "(default)".
 func storageClassRow(c *storagev1.StorageClass) []any {
 	name := c.Name
 	if c.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" ||

@@ -127,6 +127,7 @@ func validateAttachment(a *storagev1.VolumeAttachment, declared bool) field.Erro
 	return errs.List
 }
 
+// declaredAttacher validates the name of an attacher as upstream's declarative validation does.
 func declaredAttacher(e *validate.Errors, attacher string, path *field.Path) {
 	if attacher == "" {
 		e.Declared(field.Required(path, ""))

@@ -46,6 +46,7 @@ func (e *Errors) NodeSelectorTerm(at *field.Path, t *corev1.NodeSelectorTerm, va
 	}
 }
 
+// nodeRequirement validates a match on a label of the node. If values is set, the values must be valid label values.
 func nodeRequirement(e *Errors, at *field.Path, r *corev1.NodeSelectorRequirement, values bool) {
 	switch r.Operator {
 	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:

@@ -15,6 +15,7 @@ func (e *Errors) PathNoBacksteps(at *field.Path, target string) {
 	}
 }
 
+// hasBackstep reports whether a path has the element "..".
 func hasBackstep(target string) bool {
 	return strings.Contains(target, "..") && slices.Contains(strings.Split(target, "/"), "..")
 }

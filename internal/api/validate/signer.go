@@ -55,8 +55,8 @@ func segments(e *Errors, at *field.Path, name string, check func(string) []strin
 	}
 }
 
-// UserAnnotations validates the annotations that a pod passes to the signer of its certificate.
-// Keys must have a domain prefix.
+// UserAnnotations validates the annotations that a pod passes to the signer of its certificate: their keys, which must
+// have a domain prefix, and their total size.
 func (e *Errors) UserAnnotations(at *field.Path, annotations map[string]string) {
 	for _, k := range slices.Sorted(maps.Keys(annotations)) {
 		e.Add(validation.IsDomainPrefixedKey(at, strings.ToLower(k)))

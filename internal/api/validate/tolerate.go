@@ -34,6 +34,7 @@ var laterRules = []laterRule{
 	{field: regexp.MustCompile(`\.resources\.`), detail: "is not positive integer multiple of"},
 }
 
+// matches reports whether an error is one of the rule.
 func (l *laterRule) matches(e *field.Error) bool {
 	return strings.Contains(e.Detail, l.detail) && l.field.MatchString(e.Field) && (l.except == "" || !strings.Contains(e.Field, l.except))
 }

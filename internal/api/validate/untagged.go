@@ -55,6 +55,7 @@ func hasAPIStruct(t reflect.Type) bool {
 	return t != nil && t.Kind() == reflect.Struct && strings.HasPrefix(t.PkgPath(), "k8s.io/api/")
 }
 
+// writeUntagged writes the JSON of v to b. Structs of k8s.io/api get Go field names, all other values their JSON names.
 func writeUntagged(b *bytes.Buffer, v reflect.Value) error {
 	if !v.IsValid() {
 		b.WriteString("null")
@@ -146,6 +147,7 @@ func writeFields(b *bytes.Buffer, v reflect.Value) error {
 	return nil
 }
 
+// writeJSON writes the JSON of v to b.
 func writeJSON(b *bytes.Buffer, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {

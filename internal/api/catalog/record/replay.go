@@ -328,6 +328,7 @@ func (t *target) replay(ctx context.Context, c *tableCase) (result, error) {
 	return result{}, errors.New("no request")
 }
 
+// create sends the create request of a case and deletes the object again if the server accepted it.
 func (t *target) create(ctx context.Context, c *tableCase) (result, error) {
 	sent, err := variant(t.tab.Base, c.Create)
 	if err != nil {
@@ -353,6 +354,8 @@ func (t *target) create(ctx context.Context, c *tableCase) (result, error) {
 	return resp.result(t.tab, sent)
 }
 
+// update stores the object of a case, sends the update request, and deletes the object. It repeats this up to
+// maxConflicts times if the object has changed in between.
 func (t *target) update(ctx context.Context, c *tableCase) (result, error) {
 	stored, err := variant(t.tab.Base, c.Was)
 	if err != nil {
@@ -562,6 +565,7 @@ func subset(want, have json.RawMessage) (bool, error) {
 	return contains(b, a), nil
 }
 
+// contains reports whether the JSON value have contains all members of want. Lists must have the same length.
 func contains(have, want any) bool {
 	switch want := want.(type) {
 	case map[string]any:

@@ -65,6 +65,7 @@ type result struct {
 	cells            map[string]any
 }
 
+// readTable reads the table in the file name. Unknown fields are an error.
 func readTable(name string) (*table, error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -77,6 +78,8 @@ func readTable(name string) (*table, error) {
 	return tab, nil
 }
 
+// diff describes how a result differs from the expected one of the case, or returns "" if it does not. The stored
+// object is only compared if no errors were returned or expected.
 func (c *tableCase) diff(got result) string {
 	var b strings.Builder
 	lines := func(what string, got, want []string) {
@@ -282,6 +285,7 @@ func expand(patch json.RawMessage) (json.RawMessage, error) {
 
 var repeated = regexp.MustCompile(`\{\{(\d+)\*(.*?)\}\}`)
 
+// grow expands the repetitions in a JSON value, which it modifies. number replaces "#" in strings, unless it is "".
 func grow(v any, number string) any {
 	switch v := v.(type) {
 	case string:
@@ -312,6 +316,7 @@ func grow(v any, number string) any {
 	return v
 }
 
+// repeat expands the repetitions {{3*x}} in a text.
 func repeat(text string) string {
 	return repeated.ReplaceAllStringFunc(text, func(s string) string {
 		m := repeated.FindStringSubmatch(s)

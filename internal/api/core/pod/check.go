@@ -26,6 +26,8 @@ type checker struct {
 	claims map[string]bool
 }
 
+// newChecker returns a checker for spec, the spec of a pod if isPod is set, and otherwise of a pod template. podName
+// may be empty.
 func newChecker(spec *corev1.PodSpec, isPod bool, podName string) *checker {
 	c := &checker{
 		spec:      spec,

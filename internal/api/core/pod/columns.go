@@ -57,6 +57,7 @@ func rowConditions(p *corev1.Pod) []metav1.TableRowCondition {
 	return []metav1.TableRowCondition{ended}
 }
 
+// orNone returns s, or "<none>" if it is empty.
 func orNone(s string) string {
 	if s == "" {
 		return "<none>"
@@ -64,6 +65,7 @@ func orNone(s string) string {
 	return s
 }
 
+// readinessGates returns the table cell with the numbers of satisfied and of all readiness gates, or "<none>".
 func readinessGates(p *corev1.Pod) string {
 	if len(p.Spec.ReadinessGates) == 0 {
 		return "<none>"
@@ -106,6 +108,8 @@ func (s *summary) addRestarts(c *corev1.ContainerStatus) {
 	}
 }
 
+// summarize computes the summary of a pod as kubectl shows it: the status is the pod's phase or reason, unless
+// containers, init containers, scheduling gates or a deletion determine it.
 func summarize(p *corev1.Pod) summary {
 	s := summary{containers: len(p.Spec.Containers), status: string(p.Status.Phase)}
 	if p.Status.Reason != "" {

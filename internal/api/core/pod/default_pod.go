@@ -39,6 +39,7 @@ func Default(p *corev1.Pod) {
 	}
 }
 
+// defaultHostPorts sets missing host ports to the container ports.
 func defaultHostPorts(containers []corev1.Container) {
 	for i := range containers {
 		for j := range containers[i].Ports {
@@ -47,6 +48,7 @@ func defaultHostPorts(containers []corev1.Container) {
 	}
 }
 
+// requestsFromLimits sets missing requests of resources to their limits.
 func requestsFromLimits(r *corev1.ResourceRequirements) {
 	if r.Limits == nil {
 		return

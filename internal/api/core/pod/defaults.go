@@ -50,6 +50,7 @@ func defaultResources(r *corev1.ResourceRequirements) {
 	validate.RoundUp(r.Requests)
 }
 
+// defaultContainer sets the defaults of a container, such as the pull policy of its image and the values of its probes.
 func defaultContainer(c *corev1.Container) {
 	for i := range c.Ports {
 		api.SetIfZero(&c.Ports[i].Protocol, corev1.ProtocolTCP)
@@ -84,6 +85,7 @@ func defaultContainer(c *corev1.Container) {
 	api.SetIfZero(&c.TerminationMessagePolicy, corev1.TerminationMessageReadFile)
 }
 
+// defaultProbe sets the missing timing and thresholds of a probe, and the defaults of its HTTP or gRPC request.
 func defaultProbe(p *corev1.Probe) {
 	api.SetIfZero(&p.TimeoutSeconds, 1)
 	api.SetIfZero(&p.PeriodSeconds, 10)
@@ -117,6 +119,7 @@ func pullPolicy(image string) corev1.PullPolicy {
 	return corev1.PullIfNotPresent
 }
 
+// defaultVolume sets the defaults of a volume. A volume without a source becomes an emptyDir.
 func defaultVolume(v *corev1.VolumeSource) {
 	if *v == (corev1.VolumeSource{}) {
 		v.EmptyDir = &corev1.EmptyDirVolumeSource{}
@@ -168,6 +171,7 @@ func defaultVolume(v *corev1.VolumeSource) {
 	}
 }
 
+// defaultDownwardFiles sets the API version of field references to v1 if it is missing.
 func defaultDownwardFiles(files []corev1.DownwardAPIVolumeFile) {
 	for i := range files {
 		if files[i].FieldRef != nil {

@@ -97,6 +97,7 @@ func clearField[T any](f **T, drop bool) bool {
 	return set
 }
 
+// eachProbe calls visit for all probes of all containers of a pod.
 func eachProbe(spec *corev1.PodSpec, visit func(*corev1.Probe)) {
 	eachContainer(spec, nil, func(ctr *corev1.Container, _ *field.Path) {
 		for _, p := range []*corev1.Probe{ctr.LivenessProbe, ctr.ReadinessProbe, ctr.StartupProbe} {

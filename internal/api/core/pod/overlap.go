@@ -11,6 +11,7 @@ import (
 // such as ConfigMap "a"; it is empty if the volume has only one source.
 type volumeFile struct{ path, of string }
 
+// String returns the quoted path, with the source in parentheses if it is known.
 func (p volumeFile) String() string {
 	if p.of == "" {
 		return fmt.Sprintf("%q", p.path)
@@ -45,6 +46,8 @@ func (w *warner) overlaps() {
 	}
 }
 
+// overlapping adds a warning for each pair of files of which one hides the other. kind describes the source of the
+// volume. It removes trailing slashes from the paths in files.
 func (w *warner) overlapping(volume, kind string, files []volumeFile) {
 	for i := range files {
 		files[i].path = strings.TrimRight(files[i].path, "/")
@@ -76,6 +79,7 @@ func downwardFiles(items []corev1.DownwardAPIVolumeFile, of string) []volumeFile
 	return files
 }
 
+// projectedFiles returns the files of one source of a projected volume, as far as its spec contains their paths.
 func projectedFiles(s *corev1.VolumeProjection) []volumeFile {
 	switch {
 	case s.ConfigMap != nil && s.ConfigMap.Items != nil:

@@ -120,6 +120,8 @@ const (
 	fieldPhase    = 1
 )
 
+// prepareCreate resets the status of a new pod to Pending, clears disabled fields, and sets what is derived from the
+// spec: the QoS class, pod-level resources and, for a pod with scheduling gates, the condition PodScheduled.
 func prepareCreate(p *corev1.Pod) {
 	p.Generation = 1
 	p.Status = corev1.PodStatus{Phase: corev1.PodPending}
@@ -195,6 +197,8 @@ func prepareSpecView(p, old *corev1.Pod) {
 	bumpGeneration(p, old)
 }
 
+// prepareStatus reverts changes of the spec, the owners and the deletion in a status update, and keeps values that the
+// client omitted.
 func prepareStatus(p, old *corev1.Pod) {
 	old.Spec.DeepCopyInto(&p.Spec)
 	p.DeletionTimestamp = old.DeletionTimestamp.DeepCopy()
@@ -257,9 +261,9 @@ func keepObserved(s, old *corev1.PodStatus) {
 	}
 }
 
-// beforeDelete determines the grace period of a pod. A pod that no kubelet runs, because it is not
-// scheduled or has terminated, is deleted immediately. The grace period of a terminating pod can
-// only be shortened.
+// beforeDelete determines the grace period of a pod. A pod that no kubelet runs, because it is not scheduled or has
+// terminated, is deleted immediately. The grace period of a terminating pod can only be shortened. A negative period
+// becomes one second. Without options, it returns false, so that the pod is deleted immediately.
 func beforeDelete(p *corev1.Pod, opts *metav1.DeleteOptions) bool {
 	if opts == nil {
 		return false
@@ -304,6 +308,7 @@ func selectable(p *corev1.Pod) fields.Set {
 	}
 }
 
+// warnings returns the warnings that a client gets for a pod.
 func warnings(p *corev1.Pod) []string {
 	var out []string
 	if msgs := validation.IsDNS1123Label(p.Name); p.Name != "" && len(msgs) > 0 {

@@ -32,6 +32,8 @@ func QOS(p *corev1.Pod) corev1.PodQOSClass {
 	return class
 }
 
+// qosOf returns the QoS class of one container or of the pod-level resources: Guaranteed if the limits of CPU and
+// memory are set and equal the requests, BestEffort if neither is set, otherwise Burstable.
 func qosOf(r *corev1.ResourceRequirements) corev1.PodQOSClass {
 	bare, equal := 0, 0
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
@@ -54,6 +56,7 @@ func qosOf(r *corev1.ResourceRequirements) corev1.PodQOSClass {
 	return corev1.PodQOSBurstable
 }
 
+// isInt32 reports whether s is an integer of 32 bits, without a plus sign and leading zeros.
 func isInt32(s string) bool {
 	n, err := strconv.ParseInt(s, 10, 32)
 	// Reject forms that JSON does not allow: "+1" and "01".

@@ -30,6 +30,7 @@ func keepResize(p, old *corev1.Pod) {
 	take(p.Spec.InitContainers, requested.InitContainers)
 }
 
+// sameNames reports whether two lists contain containers of the same names in the same order.
 func sameNames(a, b []corev1.Container) bool {
 	if len(a) != len(b) {
 		return false
@@ -187,6 +188,7 @@ func onlyComputeChanged(is, was *corev1.Container) bool {
 	return apiequality.Semantic.DeepEqual(is, was)
 }
 
+// withoutCompute returns a copy of the resources is, in which CPU and memory have the values of was.
 func withoutCompute(is, was *corev1.ResourceRequirements) *corev1.ResourceRequirements {
 	out := is.DeepCopy()
 	restore := func(list *corev1.ResourceList, from corev1.ResourceList) {

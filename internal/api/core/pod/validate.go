@@ -211,6 +211,7 @@ func checkNodeAffinityUpdate(e *validate.Errors, is, was *corev1.NodeAffinity, p
 	}
 }
 
+// onlyAdds reports whether is begins with the requirements of was.
 func onlyAdds(is, was []corev1.NodeSelectorRequirement) bool {
 	return len(is) >= len(was) && apiequality.Semantic.DeepEqual(is[:len(was)], was)
 }
@@ -246,7 +247,7 @@ func checkTolerationUpdate(e *validate.Errors, is, was []corev1.Toleration, path
 	}
 }
 
-// validateEphemeralUpdate checks that ephemeral containers are only added.
+// validateEphemeralUpdate checks that ephemeral containers are only added. Static pods cannot get any.
 func validateEphemeralUpdate(p, old *corev1.Pod) field.ErrorList {
 	if _, static := old.Annotations[corev1.MirrorPodAnnotationKey]; static {
 		return field.ErrorList{field.Forbidden(field.NewPath(""), "static pods do not support ephemeral containers")}

@@ -24,10 +24,12 @@ type warner struct {
 	list []string
 }
 
+// add adds a warning about the field at a path.
 func (w *warner) add(at *field.Path, format string, args ...any) {
 	w.list = append(w.list, at.String()+": "+fmt.Sprintf(format, args...))
 }
 
+// specWarnings returns the warnings for a pod or, if path is not nil, for the pod template at path.
 func specWarnings(spec *corev1.PodSpec, meta *metav1.ObjectMeta, path *field.Path) []string {
 	w := &warner{spec: spec, meta: meta, path: path}
 	at := path.Child("spec")
@@ -104,6 +106,7 @@ func (w *warner) scheduling(at *field.Path) {
 	}
 }
 
+// podAffinity warns about affinity terms without a label selector, which match no pods.
 func (w *warner) podAffinity(must []corev1.PodAffinityTerm, should []corev1.WeightedPodAffinityTerm, at *field.Path) {
 	for i := range must {
 		if must[i].LabelSelector == nil {
@@ -117,6 +120,7 @@ func (w *warner) podAffinity(must []corev1.PodAffinityTerm, should []corev1.Weig
 	}
 }
 
+// annotations warns about annotations that have no effect anymore.
 func (w *warner) annotations(at *field.Path) {
 	if len(w.meta.Annotations) == 0 {
 		return
@@ -137,8 +141,8 @@ func (w *warner) annotations(at *field.Path) {
 	}
 }
 
-// profiles warns about seccomp and AppArmor annotations for the container ctr, if the fields that
-// replaced them are not set. at is the path of the annotations.
+// profiles warns about seccomp and AppArmor annotations for the container ctr, if the fields that replaced them are not
+// set. For a pod, it does not warn about AppArmor, because creation has done so. at is the path of the annotations.
 func (w *warner) profiles(ctr *corev1.Container, at *field.Path) {
 	if len(w.meta.Annotations) == 0 {
 		return
@@ -161,6 +165,7 @@ func (w *warner) profiles(ctr *corev1.Container, at *field.Path) {
 	}
 }
 
+// volume warns about volume types that no longer work, and about the claim template of an ephemeral volume.
 func (w *warner) volume(v *corev1.VolumeSource, at *field.Path) {
 	for _, gone := range [...]struct {
 		set           bool
@@ -185,6 +190,7 @@ func (w *warner) volume(v *corev1.VolumeSource, at *field.Path) {
 	}
 }
 
+// duplicates warns about host aliases with the same IP and about repeated or empty image pull secrets.
 func (w *warner) duplicates(at *field.Path) {
 	for i, alias := range w.spec.HostAliases {
 		if slices.ContainsFunc(w.spec.HostAliases[:i], func(o corev1.HostAlias) bool { return o.IP == alias.IP }) {

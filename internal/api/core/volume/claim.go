@@ -68,6 +68,7 @@ func ClaimSpec(e *validate.Errors, spec *corev1.PersistentVolumeClaimSpec, at *f
 	}
 }
 
+// accessModes validates access modes. ReadWriteOncePod excludes all others.
 func accessModes(e *validate.Errors, modes []corev1.PersistentVolumeAccessMode, at *field.Path) {
 	once, other := false, false
 	for _, mode := range modes {
@@ -90,6 +91,8 @@ func volumeMode(e *validate.Errors, mode *corev1.PersistentVolumeMode, at *field
 	}
 }
 
+// dataSources validates dataSource and dataSourceRef, which must be equal if both are set, unless dataSourceRef names
+// another namespace.
 func dataSources(e *validate.Errors, spec *corev1.PersistentVolumeClaimSpec, at *field.Path) {
 	src, ref := spec.DataSource, spec.DataSourceRef
 	if src != nil {
@@ -112,6 +115,7 @@ func dataSources(e *validate.Errors, spec *corev1.PersistentVolumeClaimSpec, at 
 	}
 }
 
+// dataSource validates a reference to a data source. In the core group, only a PersistentVolumeClaim is allowed.
 func dataSource(e *validate.Errors, group *string, kind, name string, at *field.Path) {
 	requireAll(e, at, "name", name, "kind", kind)
 	if group == nil || *group == "" {
@@ -145,6 +149,8 @@ func PrepareDataSources(spec, old *corev1.PersistentVolumeClaimSpec) {
 	NormalizeDataSources(spec)
 }
 
+// isClaimOrSnapshot reports whether a data source is a PersistentVolumeClaim or a VolumeSnapshot. It returns false for
+// nil.
 func isClaimOrSnapshot(src *corev1.TypedLocalObjectReference) bool {
 	if src == nil {
 		return false
@@ -167,6 +173,7 @@ func NormalizeDataSources(spec *corev1.PersistentVolumeClaimSpec) {
 	}
 }
 
+// copied returns a pointer to a copy of the string, or nil.
 func copied(s *string) *string {
 	if s == nil {
 		return nil

@@ -16,6 +16,7 @@ var iscsiForms = map[string]*regexp.Regexp{
 	"naa": regexp.MustCompile(`^naa.[[:alnum:]]{32}$`),
 }
 
+// iscsiName validates an iSCSI name. prefixDetail is the error message for a name without a known prefix.
 func iscsiName(e *validate.Errors, name, prefixDetail string, at *field.Path) {
 	for prefix, form := range iscsiForms {
 		if strings.HasPrefix(name, prefix) {

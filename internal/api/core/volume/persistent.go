@@ -82,6 +82,7 @@ func InlineSpec(e *validate.Errors, spec *corev1.PersistentVolumeSpec, at *field
 	}
 }
 
+// capacity checks that the capacity of a volume contains only storage, and that it is positive.
 func capacity(e *validate.Errors, list corev1.ResourceList, at *field.Path) {
 	if len(list) == 0 {
 		e.Required(at, "")

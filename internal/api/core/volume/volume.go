@@ -66,6 +66,8 @@ func ISCSI(e *validate.Errors, v *corev1.ISCSIVolumeSource, at *field.Path) {
 // whose name and target portal are too long together.
 const ISCSIInitiatorTooLong = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified."
 
+// persistentISCSI validates the iSCSI source of the PersistentVolume name. With an initiator name, the names of the
+// volume and the target portal must not be too long together.
 func persistentISCSI(e *validate.Errors, v *corev1.ISCSIPersistentVolumeSource, name string, at *field.Path) {
 	requireAll(e, at, "targetPortal", v.TargetPortal)
 	if v.InitiatorName != nil && len(name)+1+len(v.TargetPortal) > 64 {
@@ -83,6 +85,7 @@ func persistentISCSI(e *validate.Errors, v *corev1.ISCSIPersistentVolumeSource, 
 	}
 }
 
+// iscsiTarget validates the name and the LUN of an iSCSI target.
 func iscsiTarget(e *validate.Errors, iqn string, lun int32, prefixDetail string, at *field.Path) {
 	if iqn == "" {
 		e.Required(at.Child("iqn"), "")
@@ -136,6 +139,7 @@ func CSI(e *validate.Errors, v *corev1.CSIVolumeSource, at *field.Path) {
 	}
 }
 
+// persistentCSI validates the CSI source of a PersistentVolume: its driver, handle, and references to Secrets.
 func persistentCSI(e *validate.Errors, v *corev1.CSIPersistentVolumeSource, at *field.Path) {
 	CSIDriverName(e, v.Driver, at.Child("driver"))
 	requireAll(e, at, "volumeHandle", v.VolumeHandle)
@@ -215,8 +219,8 @@ func Flocker(e *validate.Errors, v *corev1.FlockerVolumeSource, at *field.Path) 
 	}
 }
 
-// Disk validates a disk of a cloud provider: the name, in the JSON field named field, is required,
-// and the partition must be at most 255. Callers pass 0 if there is no partition.
+// Disk validates a disk of a cloud provider: the name, in the JSON field named field, is required, and the partition
+// must be between 0 and 255. Callers pass 0 if there is no partition.
 func Disk(e *validate.Errors, field, name string, partition int32, at *field.Path) {
 	requireAll(e, at, field, name)
 	if partition < 0 || partition > 255 {
