@@ -43,8 +43,7 @@ type Runtime struct {
 	upgrade chan []string
 }
 
-// New validates cfg, creates the runtime's directories, opens the image store and loads the default AppArmor profile.
-// The caller must call Run.
+// New validates cfg, creates the runtime's directories and opens the image store. The caller must call Run.
 func New(cfg Config) (*Runtime, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -81,8 +80,9 @@ func New(cfg Config) (*Runtime, error) {
 // Ready returns a channel that is closed when the runtime serves CRI on its socket.
 func (r *Runtime) Ready() <-chan struct{} { return r.ready }
 
-// Run takes over the containers of a previous runtime process and serves CRI until ctx is done. Containers keep running
-// afterwards. It returns an *UpgradeError when an upgrade was requested. Call it once.
+// Run loads the default AppArmor profile, takes over the containers of a previous runtime process and serves CRI until
+// ctx is done. Containers keep running afterwards. It returns an *UpgradeError when an upgrade was requested. Call it
+// once.
 func (r *Runtime) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
