@@ -26,7 +26,7 @@ type forwarder struct {
 	// memory and break names of the cluster as well. Zero means no limit.
 	maxInFlight int32
 	inFlight    atomic.Int32
-	// custom overrides upstreams. It is nil without a custom configuration.
+	// custom overrides upstreams and node. It is nil without a custom configuration.
 	custom atomic.Pointer[customConfig]
 	// cache caches recent answers. It may be nil.
 	cache *answerCache
@@ -44,8 +44,9 @@ func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
 	return &forwarder{upstreams: upstreams, timeout: 2 * time.Second, maxInFlight: defaultMaxInFlight, cache: newAnswerCache()}, nil
 }
 
-// readUpstreams returns the name servers in a resolv.conf file, as host:port. It skips servers that lead back to this
-// server: loopback addresses (a stub resolver on the node would be the pod's own loopback) and the addresses in not.
+// readUpstreams returns the name servers in a resolv.conf file, as host:port. It skips invalid and unspecified addresses,
+// and servers that lead back to this server: loopback addresses (a stub resolver on the node would be the pod's own
+// loopback) and the addresses in not. It returns an error if the file cannot be read.
 func readUpstreams(resolvConf string, not []netip.Addr) ([]string, error) {
 	config, err := dns.ClientConfigFromFile(resolvConf)
 	if err != nil {
