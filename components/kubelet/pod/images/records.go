@@ -45,6 +45,7 @@ type Records struct {
 	loaded  bool
 	pulled  map[string]*kubeletv1beta1.ImagePulledRecord // by the runtime's image reference
 	intents map[string]int                               // number of pulls in progress, by image
+	damaged map[string]bool                              // paths of files that cannot be decoded
 }
 
 // maxMatchingCredentials is the maximum number of Secrets recorded for an image because their content equals
@@ -100,12 +101,13 @@ func (r *Records) Count() (begun, pulled int, err error) {
 }
 
 // load reads the records from disk on the first call. It returns an error if a directory or file cannot be
-// read. A record that cannot be decoded is logged and ignored. The caller must hold mu.
+// read. A record that cannot be decoded is logged; pods must present credentials for its image. The caller must hold
+// mu.
 func (r *Records) load() error {
 	if r.loaded {
 		return nil
 	}
-	r.pulled, r.intents = map[string]*kubeletv1beta1.ImagePulledRecord{}, map[string]int{}
+	r.pulled, r.intents, r.damaged = map[string]*kubeletv1beta1.ImagePulledRecord{}, map[string]int{}, map[string]bool{}
 	for _, kind := range []string{"pulled", "pulling"} {
 		dir := filepath.Join(r.Dir, kind)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -124,8 +126,8 @@ func (r *Records) load() error {
 				return fmt.Errorf("reading image pull records: %w", err)
 			}
 			if err := r.decode(kind, raw); err != nil {
-				// Without the record, the image counts as preloaded.
-				r.Log.Warn("file with the credentials with which an image was pulled is damaged and ignored; the image counts as preloaded, so that all pods may use it unless imagePullCredentialsVerificationPolicy requires credentials for preloaded images", "directory", dir, "file", e.Name(), "err", err)
+				r.damaged[filepath.Join(dir, e.Name())] = true
+				r.Log.Warn("file with the credentials with which an image was pulled is damaged; all pods must present credentials for the image until it is pulled again", "directory", dir, "file", e.Name(), "err", err)
 			}
 		}
 	}
@@ -200,6 +202,7 @@ func (r *Records) End(image, ref string, used Credential) error {
 	if err := os.Remove(r.path("pulling", image)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("removing image pull intent: %w", err)
 	}
+	delete(r.damaged, r.path("pulling", image))
 	return nil
 }
 
@@ -242,6 +245,7 @@ func (r *Records) add(image, ref string, used Credential) error {
 		return err
 	}
 	r.pulled[ref] = record
+	delete(r.damaged, r.path("pulled", ref))
 	return nil
 }
 
@@ -272,6 +276,7 @@ func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials fu
 	ref := there.Id
 	record := r.pulled[ref]
 	_, begun := r.intents[image]
+	begun = begun || r.damaged[r.path("pulled", ref)] || r.damaged[r.path("pulling", image)]
 	r.mu.Unlock()
 	if !r.requiresCredentials(image, (record != nil || begun) && !there.Pinned) {
 		result = "credentialPolicyAllowed"

@@ -119,6 +119,49 @@ func TestRecover(t *testing.T) {
 	}
 }
 
+// TestDamagedRecords checks that an image whose record cannot be decoded does not count as preloaded.
+func TestDamagedRecords(t *testing.T) {
+	for _, kind := range []string{"pulled", "pulling"} {
+		t.Run(kind, func(t *testing.T) {
+			newRecords := func(dir string) *Records {
+				return &Records{Dir: dir, Policy: kubeletv1beta1.NeverVerifyPreloadedImages, Log: slog.New(slog.DiscardHandler)}
+			}
+			const image, ref = "r.example/a:1", "sha256:r.example/a:1"
+			r := newRecords(t.TempDir())
+			if err := r.Begin(image); err != nil {
+				t.Fatal(err)
+			}
+			if kind == "pulled" {
+				if err := r.End(image, ref, Credential{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			files, err := filepath.Glob(filepath.Join(r.Dir, kind, "*"))
+			if err != nil || len(files) != 1 {
+				t.Fatalf("records %v, %v", files, err)
+			}
+			if err := os.WriteFile(files[0], []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r = newRecords(r.Dir)
+			expect := func(image string, want bool) {
+				t.Helper()
+				must, err := r.MustPull(image, &runtimeapi.Image{Id: "sha256:" + image}, func() ([]Credential, error) { return nil, nil })
+				if must != want || err != nil {
+					t.Errorf("%s: must pull: %t, %v, want %t", image, must, err, want)
+				}
+			}
+			expect(image, true)
+			expect("r.example/preloaded:1", false)
+			// The next pull without credentials shows that all pods may use the image.
+			if err := errors.Join(r.Begin(image), r.End(image, ref, Credential{})); err != nil {
+				t.Fatal(err)
+			}
+			expect(image, false)
+		})
+	}
+}
+
 func TestParseVerification(t *testing.T) {
 	for _, c := range []struct {
 		policy  kubeletv1beta1.ImagePullCredentialsVerificationPolicy
