@@ -46,9 +46,10 @@ func newNamespaceLifecycle(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Admit rejects the deletion of a protected namespace, a write of an object in a namespace that does not exist, and
-// the creation of an object in a namespace that is being deleted. It changes nothing. The check runs in the mutating
-// phase, before all other plugins, so that no plugin creates anything for a namespace that does not exist.
+// Admit rejects the deletion of a protected namespace, the creation and update of an object in a namespace that does
+// not exist, and the creation of an object in a namespace that is being deleted. It allows access reviews in any
+// namespace, and changes nothing. The check runs in the mutating phase, before all other plugins, so that no plugin
+// creates anything for a namespace that does not exist.
 func (p *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
 	if r.Group == "" && r.Resource == "namespaces" {

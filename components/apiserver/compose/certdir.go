@@ -17,7 +17,8 @@ const defaultCertDir = "/var/run/kubernetes"
 
 // certificate sets the files of the serving certificate in cfg: those of --tls-cert-file and --tls-private-key-file,
 // or else apiserver.crt and apiserver.key in --cert-dir. If neither of these exists, it generates a self-signed
-// certificate there. Controller test environments (envtest) rely on that.
+// certificate there. Controller test environments (envtest) rely on that. It returns an error if only one of the
+// flags is set, only one of the files exists, or they cannot be written.
 func (o *options) certificate(cfg *Config) error {
 	if o.certFile != "" || o.keyFile != "" {
 		if o.certFile == "" || o.keyFile == "" {

@@ -270,7 +270,8 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 var errReloadWithoutFile = errors.New("--encryption-provider-config-automatic-reload must be set with --encryption-provider-config")
 
 // loadEncryption loads the configuration of encryption at rest from --encryption-provider-config. It returns nil if
-// the flag is not set. The providers stop when ctx is canceled.
+// the flag is not set, but an error if automatic reload is requested without it. The providers stop when ctx is
+// canceled.
 func (o *options) loadEncryption(ctx context.Context, log *slog.Logger) (*encryption.Transformers, error) {
 	if o.encryptionReload && o.encryptionConfig == "" {
 		return nil, errReloadWithoutFile

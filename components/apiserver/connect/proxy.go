@@ -165,8 +165,9 @@ func (c *connector) endpoint(ctx context.Context, namespace, service, port strin
 }
 
 // endpointsFallback returns the ready addresses (host:port) for the named port of a Service from its Endpoints
-// object. It is used if no EndpointSlice contains one, because another controller writes the Endpoints, possibly
-// earlier. It returns none if there is no such object.
+// object, except for addresses to which the API server must not connect (see checkAddress). It is used if no
+// EndpointSlice contains one, because another controller writes the Endpoints, possibly earlier. It returns none if
+// there is no such object.
 func (c *connector) endpointsFallback(ctx context.Context, namespace, service, port string) ([]string, error) {
 	obj, err := c.get(ctx, "endpoints", namespace, service)
 	if apierrors.IsNotFound(err) {

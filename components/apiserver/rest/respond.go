@@ -353,7 +353,8 @@ const compressThreshold = 128 << 10
 // compressor compresses responses. It reuses gzip writers, which are expensive to create.
 type compressor struct{ pool sync.Pool }
 
-// write sends data compressed with gzip. Errors of sending only concern this client, so they are ignored.
+// write sends data compressed with gzip. It ignores errors of sending, because they only concern this client, and
+// returns an error only if compressing cannot begin.
 func (p *compressor) write(w http.ResponseWriter, data []byte) error {
 	z, ok := p.pool.Get().(*gzip.Writer)
 	if ok {

@@ -49,7 +49,7 @@ func (d *watchdog) disarm() bool {
 	return !d.expired
 }
 
-// expire aborts the current write when the timer fires.
+// expire aborts the current write when the timer fires. It does nothing if no write is in progress.
 func (d *watchdog) expire() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
