@@ -149,7 +149,7 @@ func (c responder) sendAPIObject(format negotiate.Format, code int, obj api.Obje
 }
 
 // sendOutcome sends the result of an action, as an object or as partial metadata. A result without metadata, such as
-// a Status, is always sent as an object.
+// a Status, is always sent as an object. It returns an error if the client accepts only the metadata of lists.
 func (c responder) sendOutcome(format negotiate.Format, code int, out runtime.Object) error {
 	meta, ok := out.(metav1.Object)
 	switch {
