@@ -196,7 +196,7 @@ func (c *Collector) waitSettled(ctx context.Context) error {
 func (c *Collector) updateMonitors(ctx context.Context) {
 	found, err := discoverAll(c.cfg.Discovery)
 	if err != nil {
-		c.env.Log.WarnContext(ctx, "discovery of served resources failed for some API groups; garbage collection continues with their resources of the last discovery, retrying within 30 seconds", "err", err)
+		c.env.Log.WarnContext(ctx, "discovery of served resources failed for some or all API groups; garbage collection continues with the resources of their last discovery if there was one, retrying within 30 seconds", "err", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
