@@ -99,7 +99,8 @@ type Node struct {
 	policy  *policy.Enforcer
 	// firewall makes firewalld accept traffic of pods.
 	firewall *firewalld.Manager
-	dns      *nodeDNS
+	// dns copies the resolver configuration of the node for the cluster DNS.
+	dns *nodeDNS
 }
 
 // New creates the components of a node without starting them. It adds their informers to the factories of the clients,

@@ -43,7 +43,8 @@ func newNodeDNS(cfg kubeletconfig.DNS, target string, log *slog.Logger) *nodeDNS
 	return d
 }
 
-// Run copies the file now and after each change until ctx is done. Without a resolver configuration it only waits.
+// Run copies the file now and after each change until ctx is done. Without a resolver configuration it only waits. It
+// logs failures and always returns nil.
 func (d *nodeDNS) Run(ctx context.Context) error {
 	if d.source != nil {
 		var following sync.WaitGroup
@@ -61,7 +62,7 @@ func (d *nodeDNS) Run(ctx context.Context) error {
 	return nil
 }
 
-// copy copies the resolver configuration if it has changed. A missing file is ignored.
+// copy copies the resolver configuration if it differs from the copy. If the source does not exist, it keeps the copy.
 func (d *nodeDNS) copy() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

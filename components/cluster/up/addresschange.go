@@ -56,8 +56,8 @@ func (c *clusterRun) followAddresses(ctx context.Context) error {
 	}
 }
 
-// watchAddresses waits for changes of the machine's addresses until ctx is done. It returns an *addressChange if the
-// cluster must start with other addresses, or the error that ended the watch.
+// watchAddresses waits for changes of the machine's addresses until ctx is done, when it returns nil. It returns an
+// *addressChange if the cluster must start with other addresses, or the error that ended the watch.
 func (c *clusterRun) watchAddresses(ctx context.Context) error {
 	var failure error
 	updates, done := make(chan netlink.AddrUpdate, 64), make(chan struct{})
@@ -96,7 +96,8 @@ func (c *clusterRun) watchAddresses(ctx context.Context) error {
 	}
 }
 
-// currentAddresses returns the addresses that the node should have now.
+// currentAddresses returns the addresses that the node should have now: those that chooseAddresses selects from the
+// addresses of this machine.
 func (c *clusterRun) currentAddresses() ([]netip.Addr, error) {
 	machine, err := clusterconfig.NodeAddresses(c.cluster.PodCIDRs)
 	if err != nil {

@@ -264,8 +264,8 @@ func (o *upOptions) runWithProgress(cmd *cobra.Command, l layout.Node, from resu
 }
 
 // serve runs the cluster until the context of cmd is done. Before, it terminates the process that this one replaces,
-// becomes the main process of the cluster, and waits for disk space if the disk was full. After a full disk, it
-// executes this program again instead of returning.
+// becomes the main process of the cluster, and waits for disk space if the disk was full. After a full disk, or
+// a change of the machine's addresses, it executes this program again instead of returning.
 func (o *upOptions) serve(cmd *cobra.Command, l layout.Node, from resumption, s *progress.Steps) error {
 	ctx := cmd.Context()
 	// Validate the configuration before stopping another process.

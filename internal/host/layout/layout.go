@@ -132,7 +132,8 @@ func (n Node) PIDFile(process string) string { return filepath.Join(n.Run, proce
 // after a failure and waits to start it again. It contains the reason.
 func (n Node) Stopped() string { return filepath.Join(n.Run, "stopped") }
 
-// NodeDNS returns the directory of resolv.conf, the name servers that the node uses now. Pods of the DNS server mount it.
+// NodeDNS returns the directory of a copy of the resolver configuration that the node uses now, in the file resolv.conf.
+// Pods of the DNS server mount it.
 func (n Node) NodeDNS() string { return filepath.Join(n.Run, "dns") }
 
 // Log returns the path of the log file of the process named process, if it runs in the background.
