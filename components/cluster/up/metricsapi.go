@@ -27,7 +27,7 @@ func (m *metricsAPI) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "the metrics API is starting", http.StatusServiceUnavailable)
 }
 
-// apis returns the metrics API in the form in which the API server serves APIs of its own process.
+// apis returns the metrics API in the form in which the API server serves the APIs of its process.
 func (m *metricsAPI) apis() []aggregation.LocalAPI {
 	return []aggregation.LocalAPI{{GroupVersion: metrics.GroupVersion(), Resources: metrics.Resources(), Handler: m}}
 }
