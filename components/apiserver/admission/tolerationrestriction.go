@@ -112,7 +112,10 @@ func (p *tolerationRestriction) namespaceTolerations(ctx context.Context, namesp
 		return nil, nil
 	}
 	var out []corev1.Toleration
-	return out, json.Unmarshal([]byte(text), &out)
+	if err := json.Unmarshal([]byte(text), &out); err != nil {
+		return nil, err
+	}
+	return out, nil
 }
 
 // hasComputeResources reports whether the pod as a whole, a container or an init container has a CPU or memory
