@@ -27,8 +27,8 @@ type expansion struct {
 	// busy means that the driver does not expand volumes that are in use. The expansion is retried
 	// when another pod mounts the volume.
 	busy bool
-	// final means that an attempt to expand the volume has failed while the resizer in the control plane records
-	// states, and none has succeeded since.
+	// final means that the driver has rejected an attempt to expand the volume while the resizer in the control plane
+	// records states, and none has succeeded since.
 	final bool
 	// backoff is the current back-off and nextAttempt the time of the next attempt, while attempts fail.
 	backoff     time.Duration
@@ -51,8 +51,8 @@ type expansionPlan struct {
 	abandonOnFailure bool
 }
 
-// planExpansion decides how to expand the volume pv of the claim pvc on this node. refused means that an
-// earlier attempt has failed.
+// planExpansion decides how to expand the volume pv of the claim pvc on this node. refused means that the
+// driver has rejected an earlier attempt.
 //
 // https://kubernetes.io/docs/concepts/storage/persistent-volumes/#recovering-from-failure-when-expanding-volumes
 func planExpansion(pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, refused bool) expansionPlan {
@@ -149,8 +149,8 @@ func (p *Plugin) attemptExpansion(ctx context.Context, d *driver, j *job, g *exp
 			return err
 		}
 	}
-	if err = p.expand(ctx, d, j, todo.size); err != nil {
-		return p.handleExpansionError(ctx, pvc, todo, g, err)
+	if rejected, err := p.expand(ctx, d, j, todo.size); err != nil {
+		return p.handleExpansionError(ctx, pvc, todo, g, rejected, err)
 	}
 	p.recordExpansionEvent(j, pvc, v1.EventTypeNormal, "FileSystemResizeSuccessful", fmt.Sprintf("MountVolume.NodeExpandVolume succeeded for volume %q %s", j.spec, p.cfg.NodeName))
 	g.final = false
@@ -163,12 +163,14 @@ func (p *Plugin) attemptExpansion(ctx context.Context, d *driver, j *job, g *exp
 	return nil
 }
 
-// handleExpansionError records the error err of an attempt at the expansion that todo describes in g and, if
-// the resizer in the control plane uses states, in the status of the claim. It returns err, or nil if the
-// driver cannot expand the volume while it is in use: the volume is then mounted without the expansion.
-func (p *Plugin) handleExpansionError(ctx context.Context, pvc *v1.PersistentVolumeClaim, todo expansionPlan, g *expansion, err error) error {
+// handleExpansionError handles the error err of an attempt at the expansion that todo describes. If the resizer in the
+// control plane uses states and the driver has rejected the attempt, it records the error in g and in the status of the
+// claim. After other errors the driver may still be working on the expansion, which keeps its state until the next attempt.
+// It returns err, or nil if the driver cannot expand the volume while it is in use: the volume is then mounted without the
+// expansion.
+func (p *Plugin) handleExpansionError(ctx context.Context, pvc *v1.PersistentVolumeClaim, todo expansionPlan, g *expansion, rejected bool, err error) error {
 	code := status.Code(cause(err))
-	if todo.recordStates {
+	if todo.recordStates && rejected {
 		g.final = true
 		infeasible := code == codes.InvalidArgument || code == codes.OutOfRange || code == codes.NotFound
 		if e := p.markFailed(ctx, pvc, infeasible || todo.abandonOnFailure, err); e != nil {
@@ -183,16 +185,17 @@ func (p *Plugin) handleExpansionError(ctx context.Context, pvc *v1.PersistentVol
 	return err
 }
 
-// expand calls the driver to expand a published volume to at least size. It returns an error if the driver
-// does not support expansion.
-func (p *Plugin) expand(ctx context.Context, d *driver, j *job, size resource.Quantity) error {
+// expand calls the driver to expand a published volume to at least size. If it returns an error, rejected reports whether
+// the driver does not support expansion or has rejected the call. It is false if the Secret of the call cannot be read, and
+// if the driver may still be working, for example after a timeout.
+func (p *Plugin) expand(ctx context.Context, d *driver, j *job, size resource.Quantity) (rejected bool, err error) {
 	if !d.expands() {
-		return fmt.Errorf("NodeExpand is not supported by the CSI driver %s", j.k.driver)
+		return true, fmt.Errorf("NodeExpand is not supported by the CSI driver %s", j.k.driver)
 	}
 	secrets, err := p.secret(ctx, j.expandRef)
 	if err != nil {
 		ref := j.expandRef
-		return fmt.Errorf("expander.NodeExpand failed to get NodeExpandSecretRef %s/%s: %w", ref.Namespace, ref.Name, err)
+		return false, fmt.Errorf("expander.NodeExpand failed to get NodeExpandSecretRef %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
 	staging := ""
 	if d.stages() {
@@ -206,11 +209,11 @@ func (p *Plugin) expand(ctx context.Context, d *driver, j *job, size resource.Qu
 	})
 	switch status.Code(err) {
 	case codes.OK:
-		return nil
+		return false, nil
 	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
-		return fmt.Errorf("Expander.NodeExpand failed to expand the volume %w", err) //nolint:staticcheck // upstream's words, which users see
+		return true, fmt.Errorf("Expander.NodeExpand failed to expand the volume %w", err) //nolint:staticcheck // upstream's words, which users see
 	}
-	return fmt.Errorf("Expander.NodeExpand failed to expand the volume : %w", err) //nolint:staticcheck // upstream's words, which users see
+	return isFinalError(err), fmt.Errorf("Expander.NodeExpand failed to expand the volume : %w", err) //nolint:staticcheck // upstream's words, which users see
 }
 
 // expansionOf returns the state of the expansion of the volume k; the zero value if there is none.
