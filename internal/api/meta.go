@@ -25,6 +25,7 @@ func validatePlainMeta(obj metav1.Object, scope Scope) field.ErrorList {
 	return clearDeclarative(validation.ValidateObjectMetaAccessor(obj, bool(scope), path.ValidatePathSegmentName, field.NewPath("metadata")))
 }
 
+// validateMetaUpdate checks the fields of the metadata that an update must not change.
 func validateMetaUpdate(obj, old metav1.Object) field.ErrorList {
 	return clearDeclarative(validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")))
 }

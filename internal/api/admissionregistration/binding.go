@@ -31,6 +31,8 @@ func validateReferences(policy string, params *admissionv1.ParamRef, m *admissio
 	return append(errs, validateMatchResources(m, path.Child("matchResources"))...)
 }
 
+// validateParamRef validates the reference of a binding to its parameters: exactly one of name and selector, and a
+// required parameterNotFoundAction. A nil reference is valid.
 func validateParamRef(p *admissionv1.ParamRef, path *field.Path) field.ErrorList {
 	if p == nil {
 		return nil
@@ -60,6 +62,8 @@ func validateParamRef(p *admissionv1.ParamRef, path *field.Path) field.ErrorList
 	return append(errs, notSupported(path.Child("parameterNotFoundAction"), p.ParameterNotFoundAction, notFound)...)
 }
 
+// validateActions validates the actions of a binding. At least one is required, none may be repeated, and Deny and Warn
+// exclude each other.
 func validateActions(values []admissionv1.ValidationAction, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i := range values {

@@ -85,6 +85,9 @@ func celError(path *field.Path, expression string, err *cel.Error) *field.Error 
 	return field.InternalError(path, fmt.Errorf("unsupported error type: %w", err))
 }
 
+// validateMatchConditions validates the match conditions of a policy or a webhook: their number, unique names, and
+// expressions, which must compile. params reports whether expressions may use the variable params; known contains the
+// expressions of the stored object.
 func validateMatchConditions(conditions []admissionv1.MatchCondition, params bool, known expressions, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(conditions) > maxConditions {

@@ -103,6 +103,8 @@ func validateMutatingPolicy(p, old *admissionv1.MutatingAdmissionPolicy) field.E
 	return append(errs, notSupported(path.Child("reinvocationPolicy"), &spec.ReinvocationPolicy, reinvocations)...)
 }
 
+// validateMutation validates a mutation: the patch type selects which one of jsonPatch and applyConfiguration must be
+// set, and its expression must compile. params and known are as for validateMatchConditions.
 func validateMutation(c plugincel.Compiler, m *admissionv1.Mutation, params bool, known expressions, path *field.Path) field.ErrorList {
 	if m.PatchType == "" {
 		return field.ErrorList{field.Required(path.Child("patchType"), "")}

@@ -39,6 +39,8 @@ func validateCommon(failure *admissionv1.FailurePolicyType, params *admissionv1.
 	return errs
 }
 
+// validateParamKind validates the API version and the kind of a policy's parameters. It does not check whether the kind
+// exists.
 func validateParamKind(p *admissionv1.ParamKind, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	at := path.Child("apiVersion")

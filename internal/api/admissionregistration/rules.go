@@ -28,6 +28,8 @@ func onlyWildcard[T ~string](path *field.Path, values []T, what string) field.Er
 	return nil
 }
 
+// validateRule validates a rule, which selects requests. Except for the scope, all its fields are required. A wildcard
+// must be the only value of its list, except in resources, which validateResources validates.
 func validateRule(r *admissionv1.RuleWithOperations, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(r.Operations) == 0 {
@@ -54,6 +56,9 @@ func validateRule(r *admissionv1.RuleWithOperations, path *field.Path) field.Err
 	return append(errs, notSupported(path.Child("scope"), r.Scope, scopes)...)
 }
 
+// validateResources validates the resources of a rule. A wildcard excludes the names that it covers: "*" the other
+// resources without a subresource, "R/*" the subresources of R, "*/S" the subresource S of resources, and "*/*" all
+// other names. Names before a wildcard of a subresource are not checked against it.
 func validateResources(resources []string, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(resources) == 0 {
@@ -95,6 +100,8 @@ func validateResources(resources []string, path *field.Path) field.ErrorList {
 	return errs
 }
 
+// validateMatchResources validates which requests a policy or a binding matches. The match policy and both selectors
+// are required, because defaults set them. nil is valid.
 func validateMatchResources(m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	if m == nil {
 		return nil

@@ -146,6 +146,8 @@ func nothingValidated(path *field.Path) field.ErrorList {
 	return field.ErrorList{field.Required(path.Child("validations"), text), field.Required(path.Child("auditAnnotations"), text)}
 }
 
+// validateValidation validates a validation of a policy. Its expression is required, and it and the message expression
+// must compile. A message has a single line. params and known are as for validateMatchConditions.
 func validateValidation(c plugincel.Compiler, v *admissionv1.Validation, params bool, known expressions, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if strings.TrimSpace(v.Expression) == "" {
@@ -174,6 +176,9 @@ func validateValidation(c plugincel.Compiler, v *admissionv1.Validation, params 
 	return errs
 }
 
+// validateAnnotation validates an audit annotation of the policy named policy. The name of the policy and the key form
+// a qualified name; the value expression is required, has a maximum length, and must compile. params and known are as
+// for validateMatchConditions.
 func validateAnnotation(c plugincel.Compiler, policy string, a *admissionv1.AuditAnnotation, params bool, known expressions, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if policy == "" {

@@ -98,6 +98,8 @@ func notSupported[T ~string](path *field.Path, value *T, of []T) field.ErrorList
 	return field.ErrorList{field.NotSupported(path, *value, of)}
 }
 
+// validateHooks validates the webhooks of a configuration, whose names must be unique. l allows kinds of invalid
+// values.
 func validateHooks(hooks []hook, l leniency) field.ErrorList {
 	var errs field.ErrorList
 	names := map[string]bool{}
@@ -115,6 +117,8 @@ func validateHooks(hooks []hook, l leniency) field.ErrorList {
 	return errs
 }
 
+// validateHook validates a webhook without its review versions. New webhooks must not have side effects, or only in
+// requests that are not dry runs; l may allow others.
 func validateHook(h *hook, l leniency, path *field.Path) field.ErrorList {
 	errs := validation.IsFullyQualifiedName(path.Child("name"), h.Name)
 	for i := range h.Rules {
@@ -166,6 +170,8 @@ func validateHook(h *hook, l leniency, path *field.Path) field.ErrorList {
 	return errs
 }
 
+// validateReviewVersions validates the versions of AdmissionReview that a webhook accepts. At least one is required and
+// none may be repeated. If recognized is set, the API server must support one of them.
 func validateReviewVersions(versions []string, recognized bool, path *field.Path) field.ErrorList {
 	if len(versions) == 0 {
 		return field.ErrorList{field.Required(path, "must specify one of "+strings.Join(reviewVersions, ", "))}

@@ -189,6 +189,8 @@ func validateDaemonSetSpec(spec *appsv1.DaemonSetSpec, stored *metav1.LabelSelec
 	return append(errs, nonNegative(path, optional("revisionHistoryLimit", spec.RevisionHistoryLimit))...)
 }
 
+// validateDaemonSetStrategy validates the update strategy of a DaemonSet. For RollingUpdate, exactly one of
+// maxUnavailable and maxSurge must not be 0, and both must be at most 100 %.
 func validateDaemonSetStrategy(s *appsv1.DaemonSetUpdateStrategy, path *field.Path) field.ErrorList {
 	switch s.Type {
 	case appsv1.OnDeleteDaemonSetStrategyType:

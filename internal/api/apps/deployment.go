@@ -170,6 +170,8 @@ func validateDeploymentStrategy(s *appsv1.DeploymentStrategy, path *field.Path) 
 		[]appsv1.DeploymentStrategyType{appsv1.RecreateDeploymentStrategyType, appsv1.RollingUpdateDeploymentStrategyType})}
 }
 
+// validateRollingUpdate validates the rolling update of a Deployment. maxUnavailable and maxSurge must not both be 0;
+// maxUnavailable must be at most 100 %.
 func validateRollingUpdate(r *appsv1.RollingUpdateDeployment, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	unavailable, surge := api.ValueOf(r.MaxUnavailable), api.ValueOf(r.MaxSurge)

@@ -163,6 +163,8 @@ type statefulSetChecks struct {
 	anyPod bool
 }
 
+// validateStatefulSetSpec validates the spec of a StatefulSet. checks selects the checks that new and updated objects
+// do not share. A pod must always restart its containers and must not have a deadline.
 func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, checks statefulSetChecks, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	policy := path.Child("podManagementPolicy")
@@ -242,6 +244,8 @@ func validateStatefulSetTemplate(spec *appsv1.StatefulSetSpec, s labels.Selector
 	return append(errs, apivalidation.ValidateAnnotations(t.Annotations, path.Child("annotations"))...)
 }
 
+// validateStatefulSetStrategy validates the update strategy of a StatefulSet. rollingUpdate is optional and only
+// allowed for the type RollingUpdate; its maxUnavailable must be positive and at most 100 %.
 func validateStatefulSetStrategy(s *appsv1.StatefulSetUpdateStrategy, path *field.Path) field.ErrorList {
 	switch s.Type {
 	case "":
@@ -273,6 +277,7 @@ func validateStatefulSetStrategy(s *appsv1.StatefulSetUpdateStrategy, path *fiel
 		appsv1.RollingUpdateStatefulSetStrategyType, appsv1.OnDeleteStatefulSetStrategyType))}
 }
 
+// validateRetention validates when the PersistentVolumeClaims of a StatefulSet are deleted. nil is valid.
 func validateRetention(p *appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy, path *field.Path) field.ErrorList {
 	if p == nil {
 		return nil
@@ -290,6 +295,8 @@ func validateRetention(p *appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy
 	return errs
 }
 
+// validateStatefulSetUpdate validates an update of the spec of a StatefulSet. The selector, the claim templates, the
+// service name and the pod management policy must not change.
 func validateStatefulSetUpdate(_ context.Context, s, old *appsv1.StatefulSet) field.ErrorList {
 	// Invalid names and templates of existing StatefulSets remain valid.
 	path := field.NewPath("spec")

@@ -35,6 +35,8 @@ func metricToV1(m *autoscalingv2.MetricSpec) autoscalingv1.MetricSpec {
 	return out
 }
 
+// metricFromV1 converts a metric of autoscaling/v1, which has no target type. The type follows from the source of the
+// metric and from the target that is set.
 func metricFromV1(m *autoscalingv1.MetricSpec) autoscalingv2.MetricSpec {
 	out := autoscalingv2.MetricSpec{Type: autoscalingv2.MetricSourceType(m.Type)}
 	if s := m.Object; s != nil {

@@ -89,6 +89,8 @@ func validateRef(ref *autoscalingv2.CrossVersionObjectReference, path *field.Pat
 	return errs
 }
 
+// validateRules validates the rules for scaling in one direction: at least one policy, and limits of the stabilization
+// window and of the period of a policy. nil is valid.
 func validateRules(r *autoscalingv2.HPAScalingRules, path *field.Path) field.ErrorList {
 	if r == nil {
 		return nil
@@ -157,6 +159,9 @@ func metricSources(m *autoscalingv2.MetricSpec, checkVersions bool) []metricSour
 	}
 }
 
+// validateMetric validates a metric, which must have a source for its type and no other source. If several sources are
+// set, only the first of them is validated. checkVersions specifies whether the API version of a referenced object is
+// checked.
 func validateMetric(m *autoscalingv2.MetricSpec, checkVersions bool, path *field.Path) field.ErrorList {
 	types := []autoscalingv2.MetricSourceType{
 		autoscalingv2.ContainerResourceMetricSourceType, autoscalingv2.ExternalMetricSourceType, autoscalingv2.ObjectMetricSourceType,
@@ -272,6 +277,8 @@ func validateResourceTarget(t *autoscalingv2.MetricTarget, path *field.Path) fie
 	return errs
 }
 
+// validateTarget validates the target of a metric. The values that are set must be positive; whether the type requires
+// one of them is not checked here.
 func validateTarget(t *autoscalingv2.MetricTarget, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	types := []autoscalingv2.MetricTargetType{autoscalingv2.AverageValueMetricType, autoscalingv2.UtilizationMetricType, autoscalingv2.ValueMetricType}

@@ -13,6 +13,8 @@ import (
 	"hyperkube/internal/api"
 )
 
+// validateJobUpdate validates an update of the spec of a Job. Many of its fields must not change;
+// validateCompletionsUpdate and validateTemplateUpdate allow some changes of the completions and the template.
 func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
 	errs := validateJobSpec(&j.Spec, old.Spec.Selector, field.NewPath("spec"))
 	path := field.NewPath("spec")

@@ -145,6 +145,8 @@ func validateJobBase(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	return append(errs, validateJobTemplate(spec, path.Child("template"))...)
 }
 
+// validateJobTemplate validates the pod template of a Job. Its restart policy must be Never or, without a
+// podFailurePolicy, OnFailure.
 func validateJobTemplate(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	errs := pod.ValidateTemplate(&spec.Template, path)
 	at, policy := path.Child("spec", "restartPolicy"), spec.Template.Spec.RestartPolicy
@@ -221,6 +223,8 @@ func validateMode(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	return errs
 }
 
+// validateFailurePolicy validates the podFailurePolicy of a Job, which must be set. Each rule has a list of exit codes
+// or of pod conditions, not both. The action FailIndex requires backoffLimitPerIndex.
 func validateFailurePolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	rules := path.Child("rules")
@@ -269,6 +273,8 @@ func validateFailurePolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorL
 	return errs
 }
 
+// validateExitCodes validates the exit codes of a failure rule. They must be sorted and unique, and must not contain 0
+// for the operator In. containers are the names of the pod's containers.
 func validateExitCodes(r *batchv1.PodFailurePolicyOnExitCodesRequirement, containers []string, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	operators := []batchv1.PodFailurePolicyOnExitCodesOperator{batchv1.PodFailurePolicyOnExitCodesOpIn, batchv1.PodFailurePolicyOnExitCodesOpNotIn}
@@ -310,6 +316,8 @@ func validateExitCodes(r *batchv1.PodFailurePolicyOnExitCodesRequirement, contai
 	return errs
 }
 
+// validateSuccessPolicy validates the successPolicy of a Job, which must be set and is only allowed for indexed Jobs.
+// Each rule has a count, indexes, or both; a count is at most the completions and at most the number of indexes.
 func validateSuccessPolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	if spec.CompletionMode == nil || *spec.CompletionMode != batchv1.IndexedCompletion {
 		return field.ErrorList{field.Invalid(path, *spec.SuccessPolicy, "requires indexed completion mode")}
@@ -389,6 +397,9 @@ func validateUncounted(pods *batchv1.UncountedTerminatedPods, path *field.Path) 
 	return errs
 }
 
+// validateCronJob validates a CronJob. old is the stored object, or nil for a new one. A time zone that did not change
+// is not validated again. A time zone inside the schedule is only allowed if the stored schedule is the same and the
+// field timeZone is not set.
 func validateCronJob(c *batchv1.CronJob, old *batchv1.CronJob) field.ErrorList {
 	path := field.NewPath("spec")
 	spec := &c.Spec

@@ -41,6 +41,8 @@ func isKubernetesSigner(name string) bool {
 	return domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io")
 }
 
+// checkPodRequest validates a new PodCertificateRequest. For signers of kubernetes.io and its subdomains, the maximum
+// expiration is shorter.
 func checkPodRequest(r *certificatesv1.PodCertificateRequest) field.ErrorList {
 	var e validate.Errors
 	spec := field.NewPath("spec")
@@ -115,6 +117,8 @@ func checkStub(e *validate.Errors, stub []byte, at *field.Path) {
 	}
 }
 
+// checkPodRequestStatus validates an update of the status. The status may only change when the request is issued,
+// denied or failed, and never after that. These three conditions exclude each other.
 func checkPodRequestStatus(r, old *certificatesv1.PodCertificateRequest) field.ErrorList {
 	var e validate.Errors
 	status := field.NewPath("status")
@@ -224,6 +228,7 @@ func checkIssued(e *validate.Errors, r, old *certificatesv1.PodCertificateReques
 	}
 }
 
+// checkLeafNames validates the syntax of the DNS names and email addresses of an issued certificate.
 func checkLeafNames(e *validate.Errors, leaf *x509.Certificate, at *field.Path) {
 	for _, name := range leaf.DNSNames {
 		if name == "" {

@@ -99,6 +99,8 @@ func checkSigningRequest(r, old csr) field.ErrorList {
 	return e.List
 }
 
+// checkUsages checks that the usages are known and unique. Both checks are skipped if the stored object old violates
+// them. old is nil for a new object.
 func checkUsages(e *validate.Errors, r, old csr) {
 	at := field.NewPath("spec", "usages")
 	unknown := func(u certificatesv1.KeyUsage) bool { return !slices.Contains(usages, string(u)) }
@@ -130,6 +132,9 @@ func repeats[T any, K comparable](list []T, key func(T) K) bool {
 	return false
 }
 
+// checkConditions validates the conditions of a request. Types are required and unique, Approved and Denied exclude
+// each other, and permanent conditions must be True. A rule about types is not checked if the stored object old
+// violates it. old is nil for a new object.
 func checkConditions(e *validate.Errors, r, old csr) {
 	typeOf := func(c certificatesv1.CertificateSigningRequestCondition) certificatesv1.RequestConditionType {
 		return c.Type

@@ -81,6 +81,7 @@ func validateConfigMap(cm *corev1.ConfigMap) field.ErrorList {
 	return errs
 }
 
+// validateConfigMapChanges checks that data of an immutable ConfigMap does not change, and that it remains immutable.
 func validateConfigMapChanges(_ context.Context, cm, old *corev1.ConfigMap) field.ErrorList {
 	var errs field.ErrorList
 	if ptr.Deref(old.Immutable, false) {

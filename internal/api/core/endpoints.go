@@ -63,6 +63,8 @@ func endpoints() api.Kind[*corev1.Endpoints] {
 	}
 }
 
+// validateEndpoints validates Endpoints. Addresses of the stored object old, which is nil for a new object, may have
+// any syntax that was valid earlier.
 func validateEndpoints(ep, old *corev1.Endpoints) field.ErrorList {
 	e, subsets := &validate.Errors{}, field.NewPath("subsets")
 	var before []string

@@ -113,6 +113,8 @@ func limitType(e *validate.Errors, t corev1.LimitType, at *field.Path) {
 	}
 }
 
+// validateLimits validates a limit of a LimitRange. Defaults are forbidden for the type Pod, and a
+// PersistentVolumeClaim requires a minimum or a maximum of storage.
 func validateLimits(e *validate.Errors, l *corev1.LimitRangeItem, at *field.Path) {
 	names := map[corev1.ResourceName]bool{}
 	list := func(name string, list corev1.ResourceList) {

@@ -226,6 +226,8 @@ func nodeResources(e *validate.Errors, n *corev1.Node) {
 	}
 }
 
+// validateNodeUpdate validates an update of a Node or of its status. Pod CIDRs and the provider ID must not change
+// after they have been set.
 func validateNodeUpdate(_ context.Context, n, old *corev1.Node) field.ErrorList {
 	e, spec := &validate.Errors{}, field.NewPath("spec")
 	nodeAnnotations(e, n)

@@ -92,6 +92,9 @@ func takesMountOptions(s *corev1.PersistentVolumeSource) bool {
 		s.AzureDisk != nil || s.PhotonPersistentDisk != nil
 }
 
+// validatePersistentVolumeUpdate validates an update of a PersistentVolume. Its source and volume mode must not change,
+// except that a secret for expansion can be added to a CSI source. Once it is set, the node affinity may only change
+// from beta labels to stable ones, and the VolumeAttributesClass must not be removed.
 func validatePersistentVolumeUpdate(_ context.Context, pv, old *corev1.PersistentVolume) field.ErrorList {
 	e := &validate.Errors{}
 	e.Add(validatePersistentVolume(pv))

@@ -158,6 +158,8 @@ func keepStorageClass(e *validate.Errors, c, old *corev1.PersistentVolumeClaim, 
 	}
 }
 
+// validateClaimStatus validates the status of a PersistentVolumeClaim: its quantities, and the resources and states of
+// a resize. The stored object is not used.
 func validateClaimStatus(_ context.Context, c, _ *corev1.PersistentVolumeClaim) field.ErrorList {
 	e, path := &validate.Errors{}, field.NewPath("status")
 	if len(c.Spec.AccessModes) == 0 {

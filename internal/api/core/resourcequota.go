@@ -194,6 +194,7 @@ func scopeConflicts(e *validate.Errors, scopes, shown []corev1.ResourceQuotaScop
 	}
 }
 
+// validateQuotaUpdate validates an update of a ResourceQuota. Its set of scopes must not change.
 func validateQuotaUpdate(_ context.Context, q, old *corev1.ResourceQuota) field.ErrorList {
 	e, path := &validate.Errors{}, field.NewPath("spec")
 	quotaSpec(e, &q.Spec, path)

@@ -122,6 +122,8 @@ func validateSecret(s *corev1.Secret) field.ErrorList {
 	return e.List
 }
 
+// validateSecretChanges checks that the type of a Secret does not change. An immutable Secret must also keep its data
+// and remain immutable.
 func validateSecretChanges(_ context.Context, s, old *corev1.Secret) field.ErrorList {
 	e := &validate.Errors{}
 	e.Add(apivalidation.ValidateImmutableField(s.Type, old.Type, field.NewPath("type")))

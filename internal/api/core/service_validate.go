@@ -319,6 +319,8 @@ func serviceTraffic(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Pa
 
 const onceSet = "may not change once set"
 
+// validateServiceUpdate validates an update of a Service: which fields must not change, and then the Service itself.
+// Cluster IPs and IP families are only compared if neither Service has the type ExternalName.
 func validateServiceUpdate(_ context.Context, s, old *corev1.Service) field.ErrorList {
 	e, path := &validate.Errors{}, field.NewPath("spec")
 	if s.Spec.Type != corev1.ServiceTypeExternalName && old.Spec.Type != corev1.ServiceTypeExternalName {
@@ -401,6 +403,8 @@ func familiesUpdate(e *validate.Errors, s, old *corev1.ServiceSpec, path *field.
 	}
 }
 
+// validateServiceStatus validates an update of the load balancer status. Only Services of the type LoadBalancer may
+// have one. Addresses of the stored object old may have any syntax that was valid earlier.
 func validateServiceStatus(_ context.Context, s, old *corev1.Service) field.ErrorList {
 	e, path := &validate.Errors{}, field.NewPath("status", "loadBalancer", "ingress")
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) > 0 {

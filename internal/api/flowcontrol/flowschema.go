@@ -117,6 +117,8 @@ func validateFlowSchemaStatus(s *flowcontrolv1.FlowSchema) field.ErrorList {
 	return validateConditions(types, field.NewPath("status"))
 }
 
+// checkFlowSchemaSpec validates the spec of the FlowSchema name. Only the schema "exempt" may have the highest
+// precedence, 1.
 func checkFlowSchemaSpec(e *validate.Errors, path *field.Path, name string, spec *flowcontrolv1.FlowSchemaSpec) {
 	const most = flowcontrolv1.FlowSchemaMaxMatchingPrecedence
 	at, n := path.Child("matchingPrecedence"), spec.MatchingPrecedence
@@ -146,6 +148,7 @@ func checkFlowSchemaSpec(e *validate.Errors, path *field.Path, name string, spec
 	}
 }
 
+// checkRule validates a rule, which requires a subject and at least one resource rule or non-resource rule.
 func checkRule(e *validate.Errors, path *field.Path, rule *flowcontrolv1.PolicyRulesWithSubjects) {
 	if len(rule.Subjects) == 0 {
 		e.Required(path.Child("subjects"), "subjects must contain at least one value")

@@ -157,6 +157,8 @@ func validateLevelStatus(p *flowcontrolv1.PriorityLevelConfiguration) field.Erro
 	return validateConditions(types, field.NewPath("status"))
 }
 
+// checkLevelSpec validates the spec of the priority level name. The type is Exempt for the level "exempt" and Limited
+// for all others, and only the field of the type may be set.
 func checkLevelSpec(e *validate.Errors, path *field.Path, name string, spec *flowcontrolv1.PriorityLevelConfigurationSpec) {
 	const exempt, limited = flowcontrolv1.PriorityLevelEnablementExempt, flowcontrolv1.PriorityLevelEnablementLimited
 	if (name == flowcontrolv1.PriorityLevelConfigurationNameExempt) != (spec.Type == exempt) {

@@ -229,6 +229,8 @@ func validateHTTP(http *networkingv1.HTTPIngressRuleValue, path *field.Path) fie
 	return errs
 }
 
+// validateHTTPPath validates a path of an Ingress rule and its backend. The path must start with "/", but may be empty
+// for the type ImplementationSpecific. For the other types it must be normalized.
 func validateHTTPPath(p *networkingv1.HTTPIngressPath, path *field.Path) field.ErrorList {
 	const exact, prefix, specific = networkingv1.PathTypeExact, networkingv1.PathTypePrefix, networkingv1.PathTypeImplementationSpecific
 	if p.PathType == nil {
@@ -264,6 +266,8 @@ func validateHTTPPath(p *networkingv1.HTTPIngressPath, path *field.Path) field.E
 	return append(errs, validateBackend(&p.Backend, path.Child("backend"))...)
 }
 
+// validateBackend validates a backend of an Ingress: either a resource or a Service, with the name or the number of a
+// port. It does not check whether they exist.
 func validateBackend(b *networkingv1.IngressBackend, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	switch {
@@ -315,6 +319,8 @@ func validateBackend(b *networkingv1.IngressBackend, path *field.Path) field.Err
 	return errs
 }
 
+// validateIngressStatus validates the load balancer status. Addresses of the stored object old may have any syntax that
+// was valid earlier.
 func validateIngressStatus(i, old *networkingv1.Ingress) field.ErrorList {
 	var known []string
 	for _, in := range old.Status.LoadBalancer.Ingress {

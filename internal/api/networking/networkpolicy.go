@@ -195,6 +195,8 @@ func validatePolicyPorts(ports []networkingv1.NetworkPolicyPort, path *field.Pat
 	return errs
 }
 
+// validatePeers validates the peers of a rule. Each has an ipBlock, or a pod selector, a namespace selector or both.
+// known are the CIDRs of the stored object, which may have any syntax that was valid earlier.
 func validatePeers(peers []networkingv1.NetworkPolicyPeer, opts metav1validation.LabelSelectorValidationOptions, known []string, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, p := range peers {
@@ -222,6 +224,8 @@ func validatePeers(peers []networkingv1.NetworkPolicyPeer, opts metav1validation
 	return errs
 }
 
+// validateIPBlock validates a CIDR and its exceptions, which must be smaller parts of it. known are the CIDRs of the
+// stored object, which may have any syntax that was valid earlier.
 func validateIPBlock(b *networkingv1.IPBlock, known []string, path *field.Path) field.ErrorList {
 	if b.CIDR == "" {
 		return field.ErrorList{field.Required(path.Child("cidr"), "").MarkCoveredByDeclarative()}

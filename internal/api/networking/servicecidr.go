@@ -60,6 +60,7 @@ func serviceCIDR() api.Kind[*networkingv1.ServiceCIDR] {
 	}
 }
 
+// validateCIDRs validates the CIDRs of a ServiceCIDR: one, or one for each IP family.
 func validateCIDRs(spec *networkingv1.ServiceCIDRSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	switch n := len(spec.CIDRs); {

@@ -84,6 +84,8 @@ func validateSubjects(subjects []rbacv1.Subject, namespaced bool) field.ErrorLis
 	return errs
 }
 
+// validateSubject validates a subject of a binding. namespaced is true for a RoleBinding, whose service accounts need
+// no namespace.
 func validateSubject(s *rbacv1.Subject, namespaced bool, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if s.Name == "" {

@@ -15,6 +15,8 @@ func validateRules(rules []rbacv1.PolicyRule, namespaced bool) field.ErrorList {
 	return errs
 }
 
+// validateRule validates a rule, which requires verbs, and either non-resource URLs or API groups and resources. Rules
+// of a Role, for which namespaced is true, cannot have non-resource URLs.
 func validateRule(rule *rbacv1.PolicyRule, namespaced bool, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(rule.Verbs) == 0 {

@@ -107,6 +107,8 @@ func checkNodeName(e *validate.Errors, name string, at *field.Path) {
 	e.InvalidAll(at, name, apivalidation.NameIsDNSSubdomain(name, false))
 }
 
+// checkDevices validates the devices of a ResourceSlice, whose names must be unique. was is the stored spec, or nil. If
+// there are more than most devices, it only reports that.
 func checkDevices(e *validate.Errors, s, was *resourcev1.ResourceSliceSpec, at *field.Path, most int) {
 	if n := len(s.Devices); n > most {
 		e.Add(field.ErrorList{field.TooMany(at, n, most)})
@@ -328,6 +330,8 @@ func checkPolicy(e *validate.Errors, capacity resource.Quantity, p *resourcev1.C
 	}
 }
 
+// checkPolicyValues validates the values that can be requested of a capacity. They must be sorted, unique as integers,
+// and not larger than the capacity, and must contain the default.
 func checkPolicyValues(e *validate.Errors, byDefault, capacity resource.Quantity, values []resource.Quantity, at *field.Path) {
 	for i := 1; i < len(values); i++ {
 		if values[i-1].Cmp(values[i]) > 0 {
@@ -356,6 +360,9 @@ func checkPolicyValues(e *validate.Errors, byDefault, capacity resource.Quantity
 	}
 }
 
+// checkPolicyRange validates the range that can be requested of a capacity. The minimum is required; the default must
+// be in the range, and the maximum at most the capacity. With a step, the default and the maximum must be the minimum
+// plus a multiple of the step.
 func checkPolicyRange(e *validate.Errors, byDefault, capacity resource.Quantity, r *resourcev1.CapacityRequestPolicyRange, at *field.Path) {
 	if r.Min == nil {
 		e.Required(at.Child("min"), "required when validRange is defined")
@@ -454,6 +461,8 @@ func isNodeResource(name corev1.ResourceName) bool {
 	return validate.IsHugePage(name)
 }
 
+// checkMapping validates how a device maps to an allocatable resource of the node. A capacity key must be that of a
+// capacity of d and requires a multiplier, and multipliers must be positive.
 func checkMapping(e *validate.Errors, m *resourcev1.NodeAllocatableMapping, d *resourcev1.Device, at *field.Path) {
 	positive := func(q *resource.Quantity, name string) {
 		if q != nil && q.Sign() <= 0 {

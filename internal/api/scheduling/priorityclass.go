@@ -131,6 +131,8 @@ func knownSystemClass(c *schedulingv1.PriorityClass) error {
 	return fmt.Errorf("%v is not a known system priority class", c.Name)
 }
 
+// validatePriorityClassUpdate checks that the value of a PriorityClass and its preemption policy, if both objects have
+// one, do not change.
 func validatePriorityClassUpdate(_ context.Context, c, old *schedulingv1.PriorityClass) field.ErrorList {
 	var errs field.ErrorList
 	if c.Value != old.Value {

@@ -57,6 +57,8 @@ func csiNode() api.Kind[*storagev1.CSINode] {
 	}
 }
 
+// validateCSINode validates the drivers of a CSINode. old is the stored object, or nil for a new one. A driver can be
+// added and removed, but only its allocatable count can change.
 func validateCSINode(n, old *storagev1.CSINode) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("spec", "drivers")

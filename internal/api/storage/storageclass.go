@@ -110,6 +110,8 @@ func validateStorageClass(c *storagev1.StorageClass) field.ErrorList {
 	return append(errs, validateTopologies(c.AllowedTopologies, field.NewPath("allowedTopologies"))...)
 }
 
+// validateStorageClassUpdate checks that the provisioner, the parameters, the reclaim policy and the binding mode of a
+// StorageClass do not change.
 func validateStorageClassUpdate(c, old *storagev1.StorageClass) field.ErrorList {
 	var errs validate.Errors
 	validate.Unchanged(&errs, field.NewPath("provisioner"), c.Provisioner, old.Provisioner)
@@ -133,6 +135,8 @@ func validateProvisioner(provisioner string, path *field.Path) field.ErrorList {
 	return errs
 }
 
+// validateParameters validates the number and the total size of parameters. allowEmpty specifies whether there may be
+// none.
 func validateParameters(parameters map[string]string, allowEmpty bool, path *field.Path) field.ErrorList {
 	if len(parameters) > maxParameters {
 		return field.ErrorList{field.TooLong(path, "", maxParameters)}

@@ -80,6 +80,7 @@ func volumeAttachment() api.Kind[*storagev1.VolumeAttachment] {
 	}
 }
 
+// validateAttachmentUpdate validates an update of a VolumeAttachment, whose spec must not change.
 func validateAttachmentUpdate(a, old *storagev1.VolumeAttachment) field.ErrorList {
 	changed := !apiequality.Semantic.DeepEqual(a.Spec, old.Spec)
 	errs := validate.Errors{List: validateAttachment(a, !changed)}

@@ -102,6 +102,8 @@ func checkMigration(m *storagemigrationv1.StorageVersionMigration) field.ErrorLi
 	return e.List
 }
 
+// checkStatus validates an update of the status. The resource version must not change after it has been set. The
+// conditions Succeeded and Failed exclude each other and remain True.
 func checkStatus(m, old *storagemigrationv1.StorageVersionMigration) field.ErrorList {
 	var e validate.Errors
 	version := field.NewPath("status", "resourceVersion")

@@ -19,6 +19,8 @@ const (
 	preferred = "preferredDuringSchedulingIgnoredDuringExecution"
 )
 
+// checkAffinity validates the node affinity, the pod affinity and the pod anti-affinity of a pod, each of which may be
+// missing.
 func checkAffinity(e *validate.Errors, spec *corev1.PodSpec, at *field.Path) {
 	a := spec.Affinity
 	if a == nil {
@@ -62,6 +64,8 @@ func checkPodAffinity(e *validate.Errors, must []corev1.PodAffinityTerm, should 
 	}
 }
 
+// checkPodAffinityTerm validates a term of pod affinity or anti-affinity. The topology key is required, and no key may
+// be in both matchLabelKeys and mismatchLabelKeys.
 func checkPodAffinityTerm(e *validate.Errors, t *corev1.PodAffinityTerm, at *field.Path) {
 	e.LabelSelector(at.Child("labelSelector"), t.LabelSelector)
 	e.LabelSelector(at.Child("namespaceSelector"), t.NamespaceSelector)
@@ -82,6 +86,7 @@ func checkPodAffinityTerm(e *validate.Errors, t *corev1.PodAffinityTerm, at *fie
 	e.LabelName(at.Child("topologyKey"), t.TopologyKey)
 }
 
+// checkLabelKeys validates the label keys of a term or a constraint. They are only allowed together with a selector.
 func checkLabelKeys(e *validate.Errors, keys []string, selector *metav1.LabelSelector, path *field.Path) {
 	if len(keys) == 0 {
 		return
@@ -116,6 +121,9 @@ func checkMergedKeys(e *validate.Errors, keys []string, s *metav1.LabelSelector,
 	}
 }
 
+// checkSpreadConstraints validates the topology spread constraints of a pod or template. No two may have the same
+// topology key and whenUnsatisfiable. minDomains requires DoNotSchedule. The rules of matchLabelKeys differ between
+// pods, whose selectors contain the merged keys, and templates.
 func (c *checker) checkSpreadConstraints(path *field.Path) {
 	constraints := c.spec.TopologySpreadConstraints
 	for i := range constraints {

@@ -200,6 +200,9 @@ func checkHostPorts(e *validate.Errors, containers []corev1.Container, path *fie
 	}
 }
 
+// checkMounts validates the volume mounts of a container. Each needs a volume of the pod and a unique path, and its
+// volume and path must not be those of a block device of the container. Bidirectional propagation requires a privileged
+// container.
 func (c *checker) checkMounts(ctr *corev1.Container, path *field.Path) {
 	for i := range ctr.VolumeMounts {
 		m, at := &ctr.VolumeMounts[i], path.Index(i)
@@ -248,6 +251,8 @@ func isPrivileged(sc *corev1.SecurityContext) bool {
 	return sc != nil && ptr.Deref(sc.Privileged, false)
 }
 
+// checkRecursiveReadOnly validates recursiveReadOnly of a mount. It can only be enabled for read-only mounts without
+// propagation.
 func checkRecursiveReadOnly(e *validate.Errors, m *corev1.VolumeMount, at *field.Path) {
 	if m.RecursiveReadOnly == nil {
 		return
@@ -265,6 +270,8 @@ func checkRecursiveReadOnly(e *validate.Errors, m *corev1.VolumeMount, at *field
 	}
 }
 
+// checkDevices validates the block devices of a container. Each needs a volume of a claim and a unique path, and its
+// volume and path must not be those of a mount of the container.
 func (c *checker) checkDevices(ctr *corev1.Container, path *field.Path) {
 	for i := range ctr.VolumeDevices {
 		d, at := &ctr.VolumeDevices[i], path.Index(i)

@@ -47,6 +47,8 @@ func checkEnv(e *validate.Errors, vars []corev1.EnvVar, path *field.Path) {
 	}
 }
 
+// checkEnvSource validates the source of an environment variable, which must be set. A variable has exactly one source
+// and no value.
 func checkEnvSource(e *validate.Errors, v *corev1.EnvVar, at *field.Path) {
 	from, sources := v.ValueFrom, 0
 	if from.FieldRef != nil {
@@ -147,6 +149,8 @@ func subscript(path string) (string, string, bool) {
 	return before, after, true
 }
 
+// checkFieldRef validates a reference to a field of the pod. offered are the fields that are allowed here, in addition
+// to single annotations and labels. spec.host is the old name of spec.nodeName.
 func checkFieldRef(e *validate.Errors, ref *corev1.ObjectFieldSelector, offered []string, at *field.Path) {
 	if ref.APIVersion == "" {
 		e.Required(at.Child("apiVersion"), "")
@@ -187,6 +191,8 @@ func isHugePageField(resource string) bool {
 	return strings.HasPrefix(resource, "requests.hugepages-") || strings.HasPrefix(resource, "limits.hugepages-")
 }
 
+// checkResourceFieldRef validates a reference to a resource of a container. In a volume, the name of the container is
+// required. Each resource allows certain divisors; 0, which means the default, is always valid.
 func checkResourceFieldRef(e *validate.Errors, ref *corev1.ResourceFieldSelector, inVolume bool, at *field.Path) {
 	switch {
 	case inVolume && ref.ContainerName == "":

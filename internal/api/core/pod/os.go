@@ -41,6 +41,7 @@ func checkLinux(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	})
 }
 
+// checkWindows reports the fields that are set but forbidden for a Windows pod.
 func checkWindows(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	refuse := func(set bool, at *field.Path, names ...string) {
 		if set {
@@ -143,6 +144,7 @@ func checkWindowsOptions(e *validate.Errors, o *corev1.WindowsSecurityContextOpt
 	}
 }
 
+// checkWindowsUser validates a Windows user name, which is a user or DOMAIN\USER.
 func checkWindowsUser(e *validate.Errors, name string, at *field.Path) {
 	switch {
 	case name == "":

@@ -28,6 +28,9 @@ func sortedNames(list corev1.ResourceList) []corev1.ResourceName {
 	return slices.Sorted(maps.Keys(list))
 }
 
+// checkRequirements validates the requests and limits of a container or a pod. checkName validates the names of
+// resources. A request must not exceed its limit, and must be equal to it for resources that cannot be overcommitted,
+// which require a limit. Huge pages require CPU or memory.
 func checkRequirements(e *validate.Errors, r *corev1.ResourceRequirements, checkName func(*validate.Errors, *field.Path, corev1.ResourceName), at *field.Path) {
 	compute, huge := false, false
 	count := func(name corev1.ResourceName) {

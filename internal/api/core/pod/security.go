@@ -141,6 +141,8 @@ func checkAppArmor(e *validate.Errors, p *corev1.AppArmorProfile, at *field.Path
 // sysctlName is the format of sysctl names, see sysctl(8).
 var sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 
+// checkSysctls validates sysctls, whose names must be unique. A pod that uses a namespace of the host cannot set the
+// sysctls of that namespace.
 func checkSysctls(e *validate.Errors, spec *corev1.PodSpec, sysctls []corev1.Sysctl, path *field.Path) {
 	for i, s := range sysctls {
 		at := path.Index(i).Child("name")
@@ -244,6 +246,7 @@ func checkProfilesMatch(e *validate.Errors, spec *corev1.PodSpec, meta *metav1.O
 	})
 }
 
+// checkSeccompMatch checks that value, a deprecated seccomp annotation, specifies the same profile as the field p.
 func checkSeccompMatch(e *validate.Errors, value string, p *corev1.SeccompProfile, at *field.Path) {
 	local, isLocal := strings.CutPrefix(value, corev1.SeccompLocalhostProfileNamePrefix)
 	same := true
@@ -263,6 +266,7 @@ func checkSeccompMatch(e *validate.Errors, value string, p *corev1.SeccompProfil
 	}
 }
 
+// checkAppArmorMatch checks that value, a deprecated AppArmor annotation, specifies the same profile as the field p.
 func checkAppArmorMatch(e *validate.Errors, value string, p *corev1.AppArmorProfile, at *field.Path) {
 	local, isLocal := strings.CutPrefix(value, corev1.DeprecatedAppArmorBetaProfileNamePrefix)
 	same := true

@@ -68,6 +68,8 @@ func (c *checker) checkSpec(path *field.Path) {
 	checkFileKeyVolumes(&c.Errors, c.spec, path)
 }
 
+// checkNames validates the names in a pod's spec, such as those of the node and the service account, if they are set,
+// and the active deadline.
 func checkNames(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	subdomain := func(name, value string) {
 		if value != "" {
@@ -165,6 +167,8 @@ const (
 	maxSearchChars = 2048
 )
 
+// checkDNSConfig validates the DNS configuration of a pod, which may be missing unless the DNS policy is None. That
+// policy requires a name server.
 func checkDNSConfig(e *validate.Errors, spec *corev1.PodSpec, at *field.Path) {
 	d := spec.DNSConfig
 	if spec.DNSPolicy == corev1.DNSNone {

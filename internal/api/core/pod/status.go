@@ -170,6 +170,8 @@ func checkClaimStatuses(e *validate.Errors, p *corev1.Pod, path *field.Path) {
 
 const onePerFamily = "may specify no more than one IP for each IP family"
 
+// checkPodIPs validates podIPs and podIP of a pod's status: at most one address for each IP family, of which podIP is
+// the first. Addresses of the stored pod old may have any syntax that was valid earlier.
 func checkPodIPs(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
 	var before []string
 	for _, ip := range old.Status.PodIPs {
@@ -191,6 +193,7 @@ func checkPodIPs(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
 	}
 }
 
+// checkFamilies checks that several IP addresses are one for each IP family. value is the value that the error contains.
 func checkFamilies(e *validate.Errors, ips []string, value any, path *field.Path) {
 	dual, err := netutils.IsDualStackIPStrings(ips)
 	if err != nil {
@@ -201,6 +204,8 @@ func checkFamilies(e *validate.Errors, ips []string, value any, path *field.Path
 	}
 }
 
+// checkHostIPs validates hostIPs of a pod's status, if they are set: at most one address for each IP family, of which
+// hostIP is the first. Addresses of the stored pod old may have any syntax that was valid earlier.
 func checkHostIPs(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
 	if len(p.Status.HostIPs) == 0 {
 		return
@@ -223,6 +228,7 @@ func checkHostIPs(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
 	checkFamilies(e, ips, p.Status.HostIPs, path)
 }
 
+// checkStatusUser validates the user and the groups of a container's status, which must not be set for a Windows pod.
 func checkStatusUser(e *validate.Errors, p *corev1.Pod, s *corev1.ContainerStatus, at *field.Path) {
 	if s.User == nil || s.User.Linux == nil {
 		return

@@ -190,6 +190,9 @@ func checkGatedUpdate(e *validate.Errors, spec, old *corev1.PodSpec, path *field
 	}
 }
 
+// checkNodeAffinityUpdate checks that an update of the required node affinity only makes it stricter: requirements may
+// be added to a term, but not changed or removed. Terms may only be added if there were none, and a term without
+// requirements, which matches no node, must not get any.
 func checkNodeAffinityUpdate(e *validate.Errors, is, was *corev1.NodeAffinity, path *field.Path) {
 	terms := func(a *corev1.NodeAffinity) []corev1.NodeSelectorTerm {
 		if a == nil || a.RequiredDuringSchedulingIgnoredDuringExecution == nil {
