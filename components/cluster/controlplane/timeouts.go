@@ -55,6 +55,8 @@ func (w nodeTimeouts) etcd() time.Duration      { return cmp.Or(w.Etcd, progress
 func (w nodeTimeouts) discovery() time.Duration { return cmp.Or(w.Discovery, discoveryTimeout) }
 func (w nodeTimeouts) upgrade() time.Duration   { return cmp.Or(w.Upgrade, progress.DefaultTimeout) }
 
+// worker returns how long to wait for the kubelet of a new node: the sum of the configured timeouts for its start and its
+// TLS bootstrap, or the default if neither is configured.
 func (w nodeTimeouts) worker() time.Duration {
 	if w.Kubelet == 0 && w.Bootstrap == 0 {
 		return progress.DefaultTimeout

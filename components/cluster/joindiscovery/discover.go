@@ -200,6 +200,7 @@ type clockTransport struct {
 	offset *time.Duration
 }
 
+// RoundTrip sends r and stores the offset, unless the response has no valid Date header.
 func (c clockTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := c.RoundTripper.RoundTrip(r)
 	if err != nil {

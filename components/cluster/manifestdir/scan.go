@@ -71,7 +71,8 @@ func (a *Applier) scan(watch func(dir string)) ([]unit, error) {
 
 // scanner reads the units below a directory.
 type scanner struct {
-	root  *os.Root
+	root *os.Root
+	// watch is called with the path of each directory, relative to root, before the directory is read.
 	watch func(rel string)
 	units []unit
 	files int // that have been read
