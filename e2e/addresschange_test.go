@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -58,7 +59,7 @@ spec:
 	a.eventually(time.Minute, func() error {
 		out, err := a.command(a.binary, "kubectl", "get", "nodes", "-o", internal).CombinedOutput()
 		if err != nil || string(out) != "198.51.100.7" {
-			return fmt.Errorf("the node has the address %s: %v", out, err)
+			return errors.Join(err, fmt.Errorf("the node has the address %s", out))
 		}
 		return nil
 	})
@@ -71,7 +72,7 @@ spec:
 	a.sh("curl -sf --cacert " + root + "/var/lib/hyperkube/pki/ca.crt https://198.51.100.7:6443/version")
 	a.eventually(time.Minute, func() error {
 		if data, err := a.ask("outside.example.test.", dns.TypeA); err != nil || strings.Join(data, " ") != "192.0.2.7" {
-			return fmt.Errorf("DNS answers %q: %v", data, err)
+			return errors.Join(err, fmt.Errorf("DNS answers %q", data))
 		}
 		return nil
 	})

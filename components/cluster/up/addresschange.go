@@ -2,7 +2,9 @@ package up
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,28 +40,36 @@ func (e *addressChange) Error() string {
 		strings.Join(clusterconfig.Strings(e.before), ","), strings.Join(clusterconfig.Strings(e.after), ","))
 }
 
-// followAddresses waits until the machine has lost an address of the node and has another one. It then returns an
+// addressFollower detects that the addresses of the node must change. It is a lifecycle.Component.
+type addressFollower struct {
+	// current are the addresses of the node, one for each IP family of podCIDRs in the same order.
+	current  []netip.Addr
+	podCIDRs []string
+	log      *slog.Logger
+}
+
+// Run waits until the machine has lost an address of the node and has another one. It then returns an
 // *addressChange, which makes the main process start again. It returns nil when ctx is done.
-func (c *clusterRun) followAddresses(ctx context.Context) error {
+func (f *addressFollower) Run(ctx context.Context) error {
 	for {
-		err := c.watchAddresses(ctx)
-		if change, ok := err.(*addressChange); ok {
+		err := f.watch(ctx)
+		if change, ok := errors.AsType[*addressChange](err); ok {
 			return change
 		}
 		if ctx.Err() != nil {
 			return nil
 		}
-		c.log.Warn("watching the addresses of the machine failed, the cluster does not follow changes of its addresses, retrying", "after", resubscribeDelay, "err", err)
+		f.log.Warn("watching the addresses of the machine failed, the cluster does not follow changes of its addresses, retrying", "after", resubscribeDelay, "err", err)
 		if !lifecycle.Pause(ctx, resubscribeDelay) {
 			return nil
 		}
 	}
 }
 
-// watchAddresses waits for changes of the machine's addresses until ctx is done, when it returns nil. It returns an
+// watch waits for changes of the machine's addresses until ctx is done, when it returns nil. It returns an
 // *addressChange if the cluster must start with other addresses, or the error that ended the watch.
-func (c *clusterRun) watchAddresses(ctx context.Context) error {
-	var failure error
+func (f *addressFollower) watch(ctx context.Context) error {
+	failure := errors.New("the kernel has ended the subscription")
 	updates, done := make(chan netlink.AddrUpdate, 64), make(chan struct{})
 	if err := netlink.AddrSubscribeWithOptions(updates, done, netlink.AddrSubscribeOptions{
 		// Called before updates is closed.
@@ -85,21 +95,21 @@ func (c *clusterRun) watchAddresses(ctx context.Context) error {
 			}
 			settled.Reset(settleTime)
 		case <-settled.C:
-			after, err := c.currentAddresses()
+			after, err := f.desired()
 			if err != nil {
 				return err
 			}
-			if !slices.Equal(after, c.addresses) {
-				return &addressChange{before: c.addresses, after: after}
+			if !slices.Equal(after, f.current) {
+				return &addressChange{before: f.current, after: after}
 			}
 		}
 	}
 }
 
-// currentAddresses returns the addresses that the node should have now: those that chooseAddresses selects from the
+// desired returns the addresses that the node should have now: those that chooseAddresses selects from the
 // addresses of this machine.
-func (c *clusterRun) currentAddresses() ([]netip.Addr, error) {
-	machine, err := clusterconfig.NodeAddresses(c.cluster.PodCIDRs)
+func (f *addressFollower) desired() ([]netip.Addr, error) {
+	machine, err := clusterconfig.NodeAddresses(f.podCIDRs)
 	if err != nil {
 		return nil, err
 	}
@@ -113,11 +123,11 @@ func (c *clusterRun) currentAddresses() ([]netip.Addr, error) {
 			assigned = append(assigned, addr.Unmap())
 		}
 	}
-	fallbacks, err := withGateways(nil, c.cluster.PodCIDRs)
+	fallbacks, err := withGateways(nil, f.podCIDRs)
 	if err != nil {
 		return nil, err
 	}
-	return chooseAddresses(c.addresses, fallbacks, machine, assigned), nil
+	return chooseAddresses(f.current, fallbacks, machine, assigned), nil
 }
 
 // chooseAddresses returns the addresses that a node with the addresses current should have, one for each IP family in the

@@ -171,7 +171,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	c.resumer.setReady()
 	c.steps.Send(progress.Step{Text: readyText(c.cluster, c.additional.Count), Ready: true})
 	group.Start(background, "additional node rules", lifecycle.Func(func(ctx context.Context) error { return c.maintainNodeRules(ctx, parts) }))
-	group.Start(background, "addresses", lifecycle.Func(c.followAddresses))
+	group.Start(background, "addresses", &addressFollower{current: c.addresses, podCIDRs: c.cluster.PodCIDRs, log: c.log})
 	group.Start(background, "certificates", lifecycle.Func(func(ctx context.Context) error { return c.maintainCertificates(ctx, parts) }))
 
 	select {
