@@ -177,3 +177,16 @@ spec:
 		})
 	}
 }
+
+// TestLargeDefinition checks that server-side apply creates a CustomResourceDefinition whose request is large.
+func TestLargeDefinition(t *testing.T) {
+	_, address := startOnNetwork(t, apiserver.Config{})
+	body := fmt.Sprintf(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"larges.example.com"},"spec":{
+		"group":"example.com","scope":"Namespaced","names":{"plural":"larges","kind":"Large"},"versions":[{"name":"v1","served":true,"storage":true,
+		"schema":{"openAPIV3Schema":{"type":"object","description":%q}}}]}}`, strings.Repeat("d", 200<<10))
+	resp := roundTrip(t, true, newRequest(t, "PATCH", "https://"+address+"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/larges.example.com?fieldManager=m", ssa, strings.NewReader(body)))
+	defer resp.Body.Close()
+	if data, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusCreated {
+		t.Errorf("%d, %v: %.200s", resp.StatusCode, err, data)
+	}
+}

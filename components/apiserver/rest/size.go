@@ -17,7 +17,8 @@ import (
 // requests, and those of another version than the stored one, are not examined.
 func (c *call) checkSize(obj api.Object, allOwned bool) error {
 	content, ok := obj.(*unstructured.Unstructured)
-	if !ok || c.body == nil || len(c.body.data) <= slotThreshold {
+	// The configuration of server-side apply is unstructured for all kinds.
+	if !ok || c.res.Custom == nil || c.body == nil || len(c.body.data) <= slotThreshold {
 		return nil
 	}
 	if c.res.Version != c.res.StoredAs.Version {
