@@ -65,7 +65,14 @@ func SetOf(a manifests.Addon) applyset.Set {
 		Name: "hyperkube-addon-" + a.Name, Labels: map[string]string{AddonLabel: a.Name},
 		KeepForeign: true, Adopt: true,
 		CreateOnly: func(obj *unstructured.Unstructured) bool { return obj.GetKind() == "StorageClass" },
+		Release:    isDefinition,
 	}
+}
+
+// isDefinition reports whether an object is a CustomResourceDefinition. Those of a disabled add-on are kept, because all
+// objects of their kinds would be deleted with them.
+func isDefinition(obj *unstructured.Unstructured) bool {
+	return obj.GetKind() == "CustomResourceDefinition"
 }
 
 // Status is the result of reconciling an add-on.
@@ -89,7 +96,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, a manifests.Addon, enabled b
 		return Status{}, err
 	}
 	if service != "" {
-		set.Release = modifiedByOther // objects with the same names are now those of the other server
+		// Objects with the same names are now those of the other server.
+		set.Release = func(obj *unstructured.Unstructured) bool { return isDefinition(obj) || modifiedByOther(obj) }
 	}
 	if !enabled || service != "" {
 		return Status{Result: applyset.Result{Complete: true}, ReplacedBy: service}, r.Client.Delete(ctx, set)

@@ -225,10 +225,13 @@ func (c *Client) adoptsUnmanaged(ctx context.Context, objects []*unstructured.Un
 }
 
 // live reads an object from the cluster, and returns it with the client of its resource. The object is nil if it does
-// not exist. It is an error if the cluster does not serve the kind.
+// not exist. Both are nil if the cluster does not serve the kind, because the set itself may define it.
 func (c *Client) live(ctx context.Context, obj *unstructured.Unstructured) (dynamic.ResourceInterface, *unstructured.Unstructured, error) {
 	gvk := obj.GroupVersionKind()
 	mapping, err := c.Mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if meta.IsNoMatchError(err) {
+		return nil, nil, nil
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("finding the resource of %s: %w", RefOf(obj), err)
 	}
