@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/dns"
 	"hyperkube/components/etcd"
 	"hyperkube/components/etcdctl"
+	"hyperkube/components/gateway"
 	"hyperkube/components/hello"
 	"hyperkube/components/kubectl"
 	"hyperkube/components/kubelet"
@@ -58,6 +59,7 @@ func components() []component {
 		{names: []string{"etcdctl"}, short: "Command line client for etcd", command: etcdctl.NewCommand},
 		{names: []string{"metrics"}, short: "Run the metrics server for pods and nodes", command: metrics.NewCommand},
 		{names: []string{"dns"}, short: "Run the cluster DNS server", command: dns.NewCommand},
+		{names: []string{"gateway"}, short: "Run the gateway for the Gateway API and Ingress", command: gateway.NewCommand},
 		{names: []string{"hello"}, short: "Run a small web server to test a cluster", command: hello.NewCommand},
 		{names: []string{"scrub"}, short: "Delete the content of a volume (used by the controllers)", command: scrub.NewCommand},
 		{names: []string{"kubectl"}, short: "The Kubernetes command line client", main: func(args []string) int {

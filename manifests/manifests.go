@@ -14,6 +14,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"hyperkube/manifests/gatewayapi"
 )
 
 //go:embed addons/*.yaml controlplane/*.yaml
@@ -43,12 +45,15 @@ type Addon struct {
 	// APIService is the name of an APIService of the add-on. If another client has set spec.service of this
 	// object, the add-on is replaced: it is not applied, and its other objects are pruned.
 	APIService string
+	// Definitions returns CustomResourceDefinitions of the add-on, in addition to its manifest. It may be nil.
+	Definitions func() ([]*unstructured.Unstructured, error)
 }
 
 // Addons returns all add-ons, in the order in which `hyperkube addon list` prints them.
 func Addons() []Addon {
 	return []Addon{
 		{Name: "dns", Description: "Cluster DNS", Default: true},
+		{Name: "gateway", Description: "Gateway API and Ingress", Definitions: gatewayapi.Definitions},
 		{Name: "local-path", Description: "Default StorageClass: volumes in directories of the nodes", Default: true},
 		{Name: "metrics", Description: "Resource metrics for kubectl top and autoscaling", Default: true, APIService: "v1beta1.metrics.k8s.io"},
 		{Name: "network", Description: "Permissions of the pod network", Default: true, Required: "the pod network of every node needs its permissions to apply network policies"},
@@ -76,7 +81,12 @@ func FindAddon(name string) (Addon, error) {
 
 // Objects returns the objects of the add-on.
 func (a Addon) Objects(v Values) ([]*unstructured.Unstructured, error) {
-	return render("addons/"+a.Name+".yaml", v)
+	objects, err := render("addons/"+a.Name+".yaml", v)
+	if err != nil || a.Definitions == nil {
+		return objects, err
+	}
+	definitions, err := a.Definitions()
+	return append(definitions, objects...), err
 }
 
 // render returns the objects in the embedded manifest name, a template that is executed with

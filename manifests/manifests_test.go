@@ -25,6 +25,7 @@ func TestAddons(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"dns":        "ClusterRole ClusterRoleBinding Deployment Service ServiceAccount",
+		"gateway":    "ClusterRole ClusterRoleBinding" + strings.Repeat(" CustomResourceDefinition", 10) + " DaemonSet GatewayClass GatewayClass GatewayClass IngressClass Role RoleBinding ServiceAccount",
 		"local-path": "StorageClass",
 		"metrics":    "APIService ClusterRole ClusterRole ClusterRoleBinding Deployment RoleBinding Service ServiceAccount",
 		"network":    "ClusterRole ClusterRoleBinding",
@@ -47,7 +48,7 @@ func TestAddons(t *testing.T) {
 	if err != nil || len(files) != len(Addons()) {
 		t.Errorf("%d files, %d add-ons, %v", len(files), len(Addons()), err)
 	}
-	if _, err := FindAddon("dsn"); err == nil || !strings.Contains(err.Error(), "available add-ons are: dns, local-path, metrics, network") {
+	if _, err := FindAddon("dsn"); err == nil || !strings.Contains(err.Error(), "available add-ons are: dns, gateway, local-path, metrics, network") {
 		t.Errorf("unknown name: %v", err)
 	}
 }

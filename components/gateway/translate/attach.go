@@ -1,0 +1,182 @@
+package translate
+
+import (
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// route is a route of any kind.
+type route struct {
+	metav1.Object
+	kind      gatewayv1.Kind
+	parents   []gatewayv1.ParentReference
+	hostnames []string
+	// byHostname is false for kinds without hostnames.
+	byHostname bool
+	// compile validates the rules. It is called once, and only if a parent belongs to this gateway.
+	compile func() compiled
+}
+
+// compiled is the result of compiling a route.
+type compiled struct {
+	// rejected is why the route is not accepted, unresolved why a reference is not resolved.
+	rejected, unresolved *problem
+	// attach adds the route to a listener that can serve connections.
+	attach func(l *listener, hostnames []string)
+	// gateways are called for each Gateway that the route is attached to. It may be nil.
+	gateways func(gw *gateway)
+}
+
+// lower converts hostnames to lower case.
+func lower(hostnames []gatewayv1.Hostname) []string {
+	var out []string
+	for _, h := range hostnames {
+		out = append(out, strings.ToLower(string(h)))
+	}
+	return out
+}
+
+// attachRoutes attaches all routes to listeners, from the oldest to the newest, and writes their status.
+func (t *translator) attachRoutes() {
+	var routes []route
+	for _, r := range t.HTTPRoutes {
+		routes = append(routes, route{r, "HTTPRoute", r.Spec.ParentRefs, lower(r.Spec.Hostnames), true, func() compiled { return t.compileHTTPRoute(r) }})
+	}
+	for _, r := range t.GRPCRoutes {
+		routes = append(routes, route{r, "GRPCRoute", r.Spec.ParentRefs, lower(r.Spec.Hostnames), true, func() compiled { return t.compileGRPCRoute(r) }})
+	}
+	for _, r := range t.TLSRoutes {
+		routes = append(routes, route{r, "TLSRoute", r.Spec.ParentRefs, lower(r.Spec.Hostnames), true, func() compiled { return t.compileTLSRoute(r) }})
+	}
+	for _, r := range t.TCPRoutes {
+		routes = append(routes, route{r, "TCPRoute", r.Spec.ParentRefs, nil, false, func() compiled { return t.compileTCPRoute(r) }})
+	}
+	for _, r := range t.UDPRoutes {
+		routes = append(routes, route{r, "UDPRoute", r.Spec.ParentRefs, nil, false, func() compiled { return t.compileUDPRoute(r) }})
+	}
+	slices.SortStableFunc(routes, func(a, b route) int { return byAge[metav1.Object](a, b) })
+	for i := range routes {
+		if routes[i].GetDeletionTimestamp() == nil {
+			t.attachRoute(&routes[i])
+		}
+	}
+}
+
+// attachRoute attaches a route to the listeners of its parents.
+func (t *translator) attachRoute(r *route) {
+	var c compiled
+	var statuses []gatewayv1.RouteParentStatus
+	attached := map[*listener]bool{}
+	gateways := map[*gateway]bool{}
+	for _, ref := range r.parents {
+		gw, listeners := t.parentOf(r, ref)
+		if gw == nil {
+			continue
+		}
+		if c.attach == nil {
+			c = r.compile()
+		}
+		accepted := c.rejected
+		if accepted == nil {
+			var selected []*listener
+			if selected, accepted = t.selectListeners(r, ref, listeners); accepted == nil {
+				for _, l := range selected {
+					if attached[l] {
+						continue
+					}
+					attached[l] = true
+					l.attached++
+					if l.out != nil {
+						c.attach(l, intersectHostnames(l.hostname(), r.hostnames))
+					}
+				}
+			}
+		}
+		if c.gateways != nil && !gateways[gw] {
+			gateways[gw] = true
+			c.gateways(gw)
+		}
+		statuses = append(statuses, gatewayv1.RouteParentStatus{
+			ParentRef: ref, ControllerName: ControllerName,
+			Conditions: []metav1.Condition{
+				resolve(string(gatewayv1.RouteConditionAccepted), string(gatewayv1.RouteReasonAccepted), accepted, r.GetGeneration()),
+				resolve(string(gatewayv1.RouteConditionResolvedRefs), string(gatewayv1.RouteReasonResolvedRefs), c.unresolved, r.GetGeneration()),
+			},
+		})
+	}
+	if len(statuses) > 0 {
+		t.status.Routes[RouteKey{r.kind, nameOf(r)}] = statuses
+	}
+}
+
+// parentOf returns the Gateway of a parent reference, with the listeners of the parent. The Gateway is nil if the parent
+// does not belong to this controller. A ListenerSet that its Gateway does not accept has no listeners.
+func (t *translator) parentOf(r *route, ref gatewayv1.ParentReference) (*gateway, []*listener) {
+	name := types.NamespacedName{Namespace: string(ptr.Deref(ref.Namespace, gatewayv1.Namespace(r.GetNamespace()))), Name: string(ref.Name)}
+	switch {
+	case isKind(ref.Group, ref.Kind, gatewayv1.GroupName, "Gateway"):
+		gw := t.gateways[name]
+		if gw == nil {
+			return nil, nil
+		}
+		own := slices.IndexFunc(gw.listeners, func(l *listener) bool { return l.set != nil })
+		if own < 0 {
+			own = len(gw.listeners)
+		}
+		return gw, gw.listeners[:own]
+	case ptr.Deref(ref.Group, gatewayv1.GroupName) == gatewayv1.GroupName && ptr.Deref(ref.Kind, "") == "ListenerSet":
+		set := t.sets[name]
+		if set == nil {
+			return nil, nil
+		}
+		if set.problem != nil {
+			return set.gateway, nil
+		}
+		return set.gateway, set.listeners
+	}
+	return nil, nil
+}
+
+// selectListeners returns the listeners that a parent reference of a route selects and that allow the route, or the
+// problem if there is none.
+func (t *translator) selectListeners(r *route, ref gatewayv1.ParentReference, listeners []*listener) ([]*listener, *problem) {
+	p := &problem{string(gatewayv1.RouteReasonNoMatchingParent), "the parent has no listener with this sectionName and port"}
+	var out []*listener
+	for _, l := range listeners {
+		if ref.SectionName != nil && *ref.SectionName != l.spec.Name || ref.Port != nil && *ref.Port != l.spec.Port {
+			continue
+		}
+		if !l.accepted() || !t.allowsRoute(l, r) {
+			if len(out) == 0 && p.reason == string(gatewayv1.RouteReasonNoMatchingParent) {
+				p = &problem{string(gatewayv1.RouteReasonNotAllowedByListeners), "no listener allows routes of this kind and namespace"}
+			}
+			continue
+		}
+		if r.byHostname && len(intersectHostnames(l.hostname(), r.hostnames)) == 0 {
+			p = &problem{string(gatewayv1.RouteReasonNoMatchingListenerHostname), "no listener has a hostname that intersects with those of the route"}
+			continue
+		}
+		out = append(out, l)
+	}
+	if len(out) > 0 {
+		p = nil
+	}
+	return out, p
+}
+
+// allowsRoute reports whether allowedRoutes of a listener allows the kind and namespace of a route.
+func (t *translator) allowsRoute(l *listener, r *route) bool {
+	if !slices.ContainsFunc(l.kinds, func(k gatewayv1.RouteGroupKind) bool { return k.Kind == r.kind }) {
+		return false
+	}
+	from, selector := gatewayv1.NamespacesFromSame, (*metav1.LabelSelector)(nil)
+	if allowed := l.spec.AllowedRoutes; allowed != nil && allowed.Namespaces != nil {
+		from, selector = ptr.Deref(allowed.Namespaces.From, gatewayv1.NamespacesFromSame), allowed.Namespaces.Selector
+	}
+	return t.selectsNamespace(from, selector, l.namespace(), r.GetNamespace())
+}

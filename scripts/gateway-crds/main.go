@@ -1,0 +1,62 @@
+// Gateway-crds writes the CustomResourceDefinitions of the standard channel of the Gateway API, in the version of the
+// required module, to a file: one JSON document per line, compressed with zstd.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/klauspost/compress/zstd"
+	"sigs.k8s.io/yaml"
+)
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: gateway-crds FILE")
+		os.Exit(2)
+	}
+	data, err := definitions()
+	if err == nil {
+		err = os.WriteFile(os.Args[1], data, 0o644)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gateway-crds:", err)
+		os.Exit(1)
+	}
+}
+
+// definitions returns the compressed definitions.
+func definitions() ([]byte, error) {
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/gateway-api").Output()
+	if err != nil {
+		return nil, fmt.Errorf("finding the module of the Gateway API: %w", err)
+	}
+	files, err := filepath.Glob(filepath.Join(string(bytes.TrimSpace(dir)), "config/crd/standard/gateway.networking.k8s.io_*s.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	var lines bytes.Buffer
+	for _, file := range files {
+		if filepath.Base(file) == "gateway.networking.k8s.io_vap_safeupgrades.yaml" {
+			continue // a policy, which would also apply to definitions that the user manages
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		line, err := yaml.YAMLToJSON(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		lines.Write(line)
+		lines.WriteByte('\n')
+	}
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBestCompression), zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		return nil, err
+	}
+	return encoder.EncodeAll(lines.Bytes(), nil), nil
+}
