@@ -31,7 +31,7 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e e2e-vm upgrade-test fuzz vulncheck lint generate bench bench-scale install clean runtime release release-test
+.PHONY: help build setup up test unit e2e e2e-vm gateway-conformance upgrade-test fuzz vulncheck lint generate bench bench-scale install clean runtime release release-test
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ e2e: build ## run e2e tests of clusters on this machine; needs root
 
 e2e-vm: build ## run the tests of e2e/vm in a virtual machine, IMAGE=bookworm; RUN=REGEXP selects tests, also of e2e; needs root
 	$(SUDO) env "PATH=$$PATH" VM_IMAGE=$(or $(IMAGE),bookworm) scripts/vm/run-tests '$(or $(RUN),.)'
+
+gateway-conformance: build ## run the conformance suite of the Gateway API against the cluster of $KUBECONFIG with the add-on gateway; FLAGS=… are flags of the suite
+	cd e2e/gatewayconformance && HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 30m -v . --gateway-class=hyperkube-internal $(FLAGS)
 
 upgrade-test: build ## upgrade clusters of an earlier build, FROM=COMMIT, to this one; needs root
 	@scripts/upgrade-test $(FROM)
