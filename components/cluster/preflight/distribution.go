@@ -77,7 +77,7 @@ func checkPrograms(find func(program string) (string, error), osRelease string) 
 	} {
 		if _, err := find(program.name); err != nil {
 			problems = append(problems, NewProblem("FileExisting-"+program.name,
-				fmt.Errorf("%s not found in system path; %s", program.name, hint(osRelease, program.pkg))))
+				withRemedy(fmt.Errorf("%s not found in system path", program.name), hint(osRelease, program.pkg))))
 		}
 	}
 	return problems
@@ -92,9 +92,9 @@ func checkOverlayModule(filesystems string, load func() error, osRelease string)
 	err := load()
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		return fmt.Errorf("the kernel does not support overlayfs, and modprobe, which could load the kernel module overlay, was not found in system path; %s", hint(osRelease, "kmod"))
+		return withRemedy(errors.New("the kernel does not support overlayfs, and modprobe, which could load the kernel module overlay, was not found in system path"), hint(osRelease, "kmod"))
 	case err != nil:
-		return errors.New("the kernel does not support overlayfs; load the kernel module overlay")
+		return withRemedy(errors.New("the kernel does not support overlayfs"), "load the kernel module overlay with `modprobe overlay`")
 	}
 	return nil
 }

@@ -92,6 +92,27 @@ type Problem struct {
 // Unwrap returns the error of the check.
 func (p Problem) Unwrap() error { return p.error }
 
+// Split returns the cause and the remedy of the problem. The remedy is "" if there is none.
+func (p Problem) Split() (cause, remedy string) {
+	if e, ok := errors.AsType[*remediableError](p.error); ok {
+		return e.cause.Error(), e.remedy
+	}
+	return p.Error(), ""
+}
+
+// remediableError is an error with a remedy. Its text consists of both.
+type remediableError struct {
+	cause  error
+	remedy string
+}
+
+func (e *remediableError) Error() string { return e.cause.Error() + "; " + e.remedy }
+
+func (e *remediableError) Unwrap() error { return e.cause }
+
+// withRemedy returns an error that describes what the operator must do about cause.
+func withRemedy(cause error, remedy string) error { return &remediableError{cause, remedy} }
+
 // NewProblem returns a Problem that the preflight check with this name has found.
 func NewProblem(check string, err error) Problem { return Problem{check, err} }
 
@@ -105,16 +126,22 @@ func CheckName(err error) string {
 // check runs the checks of a machine and returns all problems: used ports, files of another cluster, missing programs
 // and kernel features, disk space and memory.
 func check(l layout.Node, ports []int) []Problem {
+	return Problems(l, ports, func() error { return exec.Command("modprobe", "overlay").Run() })
+}
+
+// Problems checks the requirements of this machine like Check and returns the problems. If the kernel does not
+// support overlayfs yet, it calls loadOverlay, which reports whether the kernel module can be loaded.
+func Problems(l layout.Node, ports []int, loadOverlay func() error) []Problem {
 	problems := checkPorts(ports)
 	add := func(check string, err error) { problems = append(problems, Problem{check, err}) }
 	for _, path := range otherCluster(l) {
-		add("FileAvailable-"+strings.ReplaceAll(path, "/", "-"), fmt.Errorf("%s already exists: this machine belongs to another cluster; remove it first, for example with `kubeadm reset`", path))
+		add("FileAvailable-"+strings.ReplaceAll(path, "/", "-"), withRemedy(
+			fmt.Errorf("%s already exists: this machine belongs to another cluster", path), "remove it first, for example with `kubeadm reset`"))
 	}
 	osRelease := readOSRelease(osReleaseFiles)
 	problems = append(problems, checkPrograms(exec.LookPath, osRelease)...)
 	if data, err := os.ReadFile("/proc/filesystems"); err == nil {
-		load := func() error { return exec.Command("modprobe", "overlay").Run() }
-		if err := checkOverlayModule(string(data), load, osRelease); err != nil {
+		if err := checkOverlayModule(string(data), loadOverlay, osRelease); err != nil {
 			add("SystemVerification", err)
 		}
 	}
@@ -145,11 +172,21 @@ func checkMemory(total uint64) error {
 // warnings returns warnings that are never errors. swaps is the path of the kernel's list of swap
 // devices.
 func warnings(swaps string) []Problem {
-	// The first line is a heading.
-	if data, err := os.ReadFile(swaps); err != nil || strings.Count(strings.TrimSpace(string(data)), "\n") == 0 {
+	data, err := os.ReadFile(swaps)
+	if err != nil {
 		return nil
 	}
-	return []Problem{{"Swap", errors.New("swap is enabled, but pods cannot use it; to allow this, set memorySwap.swapBehavior to LimitedSwap in the KubeletConfiguration")}}
+	return Warnings(string(data))
+}
+
+// Warnings returns the problems that do not prevent a start. swaps is the content of /proc/swaps.
+func Warnings(swaps string) []Problem {
+	// The first line is a heading.
+	if strings.Count(strings.TrimSpace(swaps), "\n") == 0 {
+		return nil
+	}
+	return []Problem{{"Swap", withRemedy(errors.New("swap is enabled, but pods cannot use it"),
+		"to allow this, set memorySwap.swapBehavior to LimitedSwap in the KubeletConfiguration")}}
 }
 
 // otherCluster returns the files of another Kubernetes installation in the directories of this one.
@@ -187,8 +224,8 @@ func checkPorts(ports []int) []Problem {
 			listener.Close()
 			continue
 		}
-		if owner := listenerOf(port); owner != "" {
-			err = fmt.Errorf("port %d is in use by %s; stop it first", port, owner)
+		if name, pid := listenerOf(port); pid != "" {
+			err = withRemedy(fmt.Errorf("port %d is in use by %s (process %s)", port, name, pid), "stop it first, for example with `kill "+pid+"`")
 		} else {
 			err = fmt.Errorf("port %d cannot be used: %w", port, err)
 		}
@@ -197,10 +234,10 @@ func checkPorts(ports []int) []Problem {
 	return problems
 }
 
-// listenerOf returns the name and PID of the process that listens on a TCP port; "" if unknown. It
+// listenerOf returns the name and PID of the process that listens on a TCP port; both are "" if unknown. It
 // reads the tables of the current thread, because /proc/net shows those of the main thread, which
 // may be in another network namespace.
-func listenerOf(port int) string {
+func listenerOf(port int) (name, pid string) {
 	inodes := map[string]bool{}
 	for _, table := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
 		data, err := os.ReadFile(table)
@@ -221,11 +258,11 @@ func listenerOf(port int) string {
 		if err != nil || !inodes[target] {
 			continue
 		}
-		pid := strings.Split(fd, "/")[2]
-		name, _ := os.ReadFile(filepath.Join("/proc", pid, "comm"))
-		return fmt.Sprintf("%s (process %s)", strings.TrimSpace(string(name)), pid)
+		pid = strings.Split(fd, "/")[2]
+		comm, _ := os.ReadFile(filepath.Join("/proc", pid, "comm"))
+		return strings.TrimSpace(string(comm)), pid
 	}
-	return ""
+	return "", ""
 }
 
 // nearestExisting returns path, or its nearest parent directory that exists.
@@ -253,6 +290,9 @@ func supportsOverlay(dir string) bool {
 	return false
 }
 
+// otherFileSystem is the remedy for a file system without overlayfs.
+const otherFileSystem = "choose another directory with --root, or mount a volume there if this is a container"
+
 // checkOverlay checks whether the file system of dir supports the writable layer of an overlay,
 // which for example another overlay does not. It creates an overlay but does not mount it.
 func checkOverlay(dir string) (err error) {
@@ -272,11 +312,11 @@ func checkOverlay(dir string) (err error) {
 			return fmt.Errorf("creating a directory in %s: %w", dir, err)
 		}
 		if err := unix.FsconfigSetString(fd, option, sub); err != nil {
-			return fmt.Errorf("the file system of %s does not support overlayfs (%s: %w); choose another directory with --root, or mount a volume there if this is a container", dir, option, err)
+			return withRemedy(fmt.Errorf("the file system of %s does not support overlayfs (%s: %w)", dir, option, err), otherFileSystem)
 		}
 	}
 	if err := unix.FsconfigCreate(fd); err != nil {
-		return fmt.Errorf("the file system of %s does not support overlayfs (%w); choose another directory with --root, or mount a volume there if this is a container", dir, err)
+		return withRemedy(fmt.Errorf("the file system of %s does not support overlayfs (%w)", dir, err), otherFileSystem)
 	}
 	return nil
 }
@@ -310,10 +350,10 @@ func CheckDisk(l layout.Node) error {
 		return fmt.Errorf("getting the free disk space of %s: %w", path, err)
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < required {
-		return &diskSpaceError{path: path, free: free, required: required}
+		return withRemedy(&diskSpaceError{path: path, free: free, required: required}, "delete files on this file system; `du -xh --max-depth=2 "+path+" | sort -h` lists the large directories")
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
-		return fmt.Errorf("%s is mounted read-only", path)
+		return withRemedy(fmt.Errorf("%s is mounted read-only", path), "make it writable, for example with `mount -o remount,rw` and the mount point")
 	}
 	return nil
 }
