@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -265,8 +266,11 @@ func UpstreamFiles() []string { return []string{usual, resolved} }
 
 // Upstream returns the path of the resolver configuration of the node that pods can use: /etc/resolv.conf or,
 // if that contains only stub resolvers on loopback, which pods cannot reach, the file of systemd-resolved.
-func Upstream() string {
-	raw, err := os.ReadFile(usual)
+func Upstream() string { return UpstreamIn(os.DirFS("/")) }
+
+// UpstreamIn is like Upstream for a machine with the root file system files.
+func UpstreamIn(files fs.FS) string {
+	raw, err := fs.ReadFile(files, usual[1:])
 	if err != nil {
 		return usual
 	}
@@ -275,7 +279,7 @@ func Upstream() string {
 			return usual
 		}
 	}
-	if _, err := os.Stat(resolved); err == nil {
+	if _, err := fs.Stat(files, resolved[1:]); err == nil {
 		return resolved
 	}
 	return usual
