@@ -27,6 +27,10 @@ const (
 	adviseLog    = "its database may be intact: restore a copy of it with hyperkube snapshot restore --skip-hash-check, or " + adviseBackup
 )
 
+// CheckData returns the error with which a member would refuse to start with the data directory dir because its data is
+// damaged; nil if it would start. No member may use the directory; the error wraps database.ErrInUse if one does.
+func CheckData(dir string) error { return checkDamage(dir) }
+
 // checkDamage returns an error with a remedy if the data directory dir has damage at which etcd would panic without
 // an explanation or hang: a missing or damaged database, or, in a single-member cluster, a write-ahead log that is
 // missing or ends before the last entry that the database contains (new entries would count as applied already). It
@@ -79,6 +83,9 @@ func inspectDatabase(file string) (database.Contents, error) {
 	db, err := database.Inspect(file)
 	if err == nil {
 		return db, nil
+	}
+	if errors.Is(err, database.ErrInUse) {
+		return db, fmt.Errorf("opening the database %s: %w", file, err)
 	}
 	// If the disk fails, the database may be intact, and an older backup would lose data.
 	if failing := database.ReadError(file); failing != nil {

@@ -24,11 +24,16 @@ type Contents struct {
 	Applied uint64
 	// Members is the number of members of the cluster.
 	Members int
+	// ClusterVersion is the version of etcd that all members of the cluster had, such as "3.6.0"; "" if unknown.
+	ClusterVersion string
 }
+
+// ErrInUse is the error of Inspect if another process has opened the file for writing.
+var ErrInUse = errors.New("the file is in use by another process")
 
 // Inspect iterates over every key of the database in file, as etcd does when it opens the file, and returns what it
 // contains. It returns zero Contents and no error if the file does not exist or is empty. It returns an error if the
-// file is damaged, where etcd would panic, or if another process has it open for writing. Changes within values are
+// file is damaged, where etcd would panic, or ErrInUse if another process has it open for writing. Changes within values are
 // not detected, because values have no checksums.
 func Inspect(file string) (out Contents, err error) {
 	if stat, err := os.Stat(file); errors.Is(err, os.ErrNotExist) || err == nil && stat.Size() == 0 {
@@ -48,7 +53,7 @@ func Inspect(file string) (out Contents, err error) {
 	out.Exists = true
 	db, err := bolt.Open(file, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
 	if errors.Is(err, bolt.ErrTimeout) {
-		return out, errors.New("the file is in use by another process")
+		return out, ErrInUse
 	}
 	if err != nil {
 		return out, err
@@ -79,6 +84,9 @@ func Inspect(file string) (out Contents, err error) {
 			if value := meta.Get(schema.MetaConsistentIndexKeyName); len(value) == 8 {
 				out.Applied = binary.BigEndian.Uint64(value)
 			}
+		}
+		if cluster := tx.Bucket(schema.Cluster.Name()); cluster != nil {
+			out.ClusterVersion = string(cluster.Get(schema.ClusterClusterVersionKeyName))
 		}
 		if members := tx.Bucket(schema.Members.Name()); members != nil {
 			return members.ForEach(func(_, _ []byte) error {
