@@ -47,6 +47,7 @@ func Commands() []Command {
 		{"down", "Stop the cluster and its pods, and revert all changes to the host", teardown.NewDown},
 		{"reset", "Stop the cluster, revert all changes to the host and delete the cluster's data", teardown.NewReset},
 		{"status", "Show the status of the cluster on this machine and any problems", newStatus},
+		{"check", "Find out why a cluster on this machine does not work, or would not work", newCheck},
 		{"addon", "List, enable and disable add-ons", newAddon},
 		{"snapshot", "Save, restore and inspect snapshots of the cluster state", newSnapshot},
 		{"image", "Import, list, pull and remove images", newImage},

@@ -56,12 +56,11 @@ func newSnapshotSave() *cobra.Command {
 				return err
 			}
 			l := command.Layout(root)
-			keys := keyDir(l)
+			keys := clusterconfig.KeyDir(l)
 			if len(dial.Servers) == 0 {
 				dial.Servers = []string{fmt.Sprintf("https://127.0.0.1:%d", layout.PortEtcdClient)}
-				dial.CAFile = cmp.Or(dial.CAFile, filepath.Join(keys, "etcd", "ca.crt"))
-				dial.CertFile = cmp.Or(dial.CertFile, filepath.Join(keys, "etcd", "healthcheck-client.crt"))
-				dial.KeyFile = cmp.Or(dial.KeyFile, filepath.Join(keys, "etcd", "healthcheck-client.key"))
+				ca, cert, key := clusterconfig.EtcdClientFiles(l)
+				dial.CAFile, dial.CertFile, dial.KeyFile = cmp.Or(dial.CAFile, ca), cmp.Or(dial.CertFile, cert), cmp.Or(dial.KeyFile, key)
 			}
 			if len(dial.Servers) != 1 {
 				return command.ConfigError(errors.New("a snapshot is taken from one etcd member; set --endpoints to a single URL"))
@@ -119,7 +118,7 @@ func newSnapshotRestore() *cobra.Command {
 			if old != "" {
 				fmt.Fprintf(cmd.OutOrStdout(), "the previous state is in %s\n", old)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "Secrets are only readable if %s has not changed since the snapshot was saved\n", filepath.Join(keyDir(l), "encryption.yaml"))
+			fmt.Fprintf(cmd.OutOrStdout(), "Secrets are only readable if %s has not changed since the snapshot was saved\n", filepath.Join(clusterconfig.KeyDir(l), "encryption.yaml"))
 			return nil
 		},
 	}
@@ -198,14 +197,6 @@ func restore(ctx context.Context, l layout.Node, r *snapshot.RestoreOptions) (ol
 		return "", err
 	}
 	return snapshot.Restore(*r)
-}
-
-// keyDir returns the directory of the cluster's keys, for clusters of `up` and of `init`.
-func keyDir(l layout.Node) string {
-	if dir := l.PKI(); layout.Exists(dir) {
-		return dir
-	}
-	return filepath.Join(l.Etc, "pki")
 }
 
 // setMember sets the name and the peer URL of the etcd member in r if they are unset: to those in manifest, the static

@@ -40,3 +40,18 @@ func AdminKubeconfig(l layout.Node) string {
 	}
 	return filepath.Join(l.Etc, "kubelet.conf")
 }
+
+// KeyDir returns the directory of the cluster's keys, for clusters of `up` and of `init`.
+func KeyDir(l layout.Node) string {
+	if dir := l.PKI(); layout.Exists(dir) {
+		return dir
+	}
+	return filepath.Join(l.Etc, "pki")
+}
+
+// EtcdClientFiles returns the paths of the credentials with which this machine connects to its etcd member: the
+// certificate of the CA, the client certificate and its key.
+func EtcdClientFiles(l layout.Node) (ca, cert, key string) {
+	dir := filepath.Join(KeyDir(l), "etcd")
+	return filepath.Join(dir, "ca.crt"), filepath.Join(dir, "healthcheck-client.crt"), filepath.Join(dir, "healthcheck-client.key")
+}
