@@ -48,6 +48,7 @@ func Commands() []Command {
 		{"reset", "Stop the cluster, revert all changes to the host and delete the cluster's data", teardown.NewReset},
 		{"status", "Show the status of the cluster on this machine and any problems", newStatus},
 		{"check", "Find out why a cluster on this machine does not work, or would not work", newCheck},
+		{"support-bundle", "Write logs, objects and the state of the machine to an archive for bug reports", newSupportBundle},
 		{"addon", "List, enable and disable add-ons", newAddon},
 		{"snapshot", "Save, restore and inspect snapshots of the cluster state", newSnapshot},
 		{"image", "Import, list, pull and remove images", newImage},

@@ -1,0 +1,110 @@
+package supportbundle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"hyperkube/components/cluster/service"
+	"hyperkube/internal/host/layout"
+)
+
+// maxPodLogSize is the part of the log of a container that is collected, in bytes.
+const maxPodLogSize = 512 << 10
+
+// readTail returns the last limit bytes of a file.
+func readTail(name string, limit int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil
+	}
+	if info.Size() > limit {
+		if _, err := f.Seek(-limit, io.SeekEnd); err != nil {
+			return nil, err
+		}
+	}
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+// addFile adds a file of the machine to the archive, with its path below dir. A missing file is no error.
+func (c *collection) addFile(dir, name string, limit int64) {
+	data, err := readTail(name, limit)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		c.fail(err)
+	default:
+		c.add(filepath.Join(dir, name), data)
+	}
+}
+
+// addCommand adds the output of a program. It does nothing if the program is not installed.
+func (c *collection) addCommand(ctx context.Context, name, program string, args ...string) {
+	if _, err := exec.LookPath(program); err != nil {
+		return
+	}
+	out, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
+	if err != nil {
+		c.fail(fmt.Errorf("%s %s: %w", program, strings.Join(args, " "), err))
+	}
+	c.add(name, out)
+}
+
+// collectLogs adds the logs of the components and of the pods in kube-system.
+func collectLogs(_ context.Context, c *collection) error {
+	l := c.cfg.Layout
+	patterns := []string{filepath.Join(l.PodLogs, "kube-system_*", "*", "*.log")}
+	for _, data := range layout.DataDirPatterns(l.Data) {
+		patterns = append(patterns, filepath.Join(data, "logs", "*.log"), filepath.Join(data, "pod-logs", "kube-system_*", "*", "*.log"))
+	}
+	for i, pattern := range patterns {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		limit := int64(maxFileSize)
+		if i == 0 || strings.Contains(pattern, "pod-logs") {
+			limit = maxPodLogSize
+		}
+		for _, file := range files {
+			c.addFile("logs", file, limit)
+		}
+	}
+	return nil
+}
+
+// collectJournal adds the logs of systemd units, and of the kernel.
+func collectJournal(ctx context.Context, c *collection) error {
+	if service.HasSystemd() {
+		for _, unit := range []service.Unit{service.Cluster, service.Node, "hyperkube-pods.service"} {
+			c.addCommand(ctx, "logs/journal/"+string(unit)+".log", "journalctl", "--no-pager", "--lines=20000", "--unit="+string(unit))
+			c.addCommand(ctx, "systemd/"+string(unit)+".txt", "systemctl", "show", string(unit))
+		}
+	}
+	size, err := unix.Klogctl(unix.SYSLOG_ACTION_SIZE_BUFFER, nil)
+	if err != nil {
+		return fmt.Errorf("reading the kernel log: %w", err)
+	}
+	data := make([]byte, size)
+	n, err := unix.Klogctl(unix.SYSLOG_ACTION_READ_ALL, data)
+	if err != nil {
+		return fmt.Errorf("reading the kernel log: %w", err)
+	}
+	c.add("logs/kernel.log", data[:n])
+	return nil
+}
