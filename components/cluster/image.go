@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
@@ -12,6 +13,7 @@ import (
 
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/node"
+	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/host/layout"
@@ -103,7 +105,7 @@ func importImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Cl
 		if err != nil {
 			return fmt.Errorf("importing %s: %w", file, err)
 		}
-		names, err := cri.ImportFile(ctx, path)
+		names, err := importFile(ctx, cmd, cri, path)
 		if err != nil {
 			return fmt.Errorf("importing %s: %w", file, err)
 		}
@@ -112,6 +114,22 @@ func importImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Cl
 		}
 	}
 	return nil
+}
+
+// importFile imports the images in an archive and shows the progress on a terminal.
+func importFile(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, path string) ([]string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening the image archive: %w", err)
+	}
+	defer f.Close()
+	var size int64
+	if info, err := f.Stat(); err == nil {
+		size = info.Size()
+	}
+	bar := progress.NewBar(cmd.OutOrStdout(), "importing "+filepath.Base(path), size)
+	defer bar.Close()
+	return cri.Import(ctx, bar.Reader(f))
 }
 
 // importToAdditionalNodes imports the images to the additional nodes of this machine whose container runtime runs.

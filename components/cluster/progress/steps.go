@@ -16,19 +16,33 @@ import (
 
 // Step is a progress message about the start of a node, usually that a step has completed.
 type Step struct {
+	// Name identifies the step for programs, e.g. "etcd". It may be empty.
+	Name string `json:"name,omitempty"`
 	// Text describes the step, e.g. "etcd is ready".
 	Text string `json:"text"`
+	// Started means that the step begins. Text is empty.
+	Started bool `json:"started,omitempty"`
 	// At is the time since the start.
 	At time.Duration `json:"at"`
 	// Took is the duration of the step; 0 if unknown.
 	Took time.Duration `json:"took,omitempty"`
 	// Waiting means that Text describes what the start is waiting for, not a completed step.
 	Waiting bool `json:"waiting,omitempty"`
-	// Ready marks the last step of a successful start.
-	Ready bool `json:"ready,omitempty"`
+	// Ready marks the last step of a successful start. Result is set then; it may be nil.
+	Ready  bool    `json:"ready,omitempty"`
+	Result *Result `json:"result,omitempty"`
 	// Error marks the last step of a failed start. Code is the exit code.
 	Error string `json:"error,omitempty"`
 	Code  int    `json:"code,omitempty"`
+}
+
+// Result describes how to access a cluster that has started.
+type Result struct {
+	// Kubeconfig is the path of the administrator's kubeconfig, Server the URL of the API server.
+	Kubeconfig string `json:"kubeconfig"`
+	Server     string `json:"server"`
+	// Node is the name of the node.
+	Node string `json:"node,omitempty"`
 }
 
 // Steps reports steps to a terminal or to the process that started this one. It is safe for
@@ -45,6 +59,24 @@ func New(send func(Step)) *Steps { return &Steps{send: send, start: time.Now()} 
 // Done reports a completed step, whose formatted text is its description. began is the time at which the step started.
 func (s *Steps) Done(began time.Time, format string, args ...any) {
 	s.Send(Step{Text: fmt.Sprintf(format, args...), Took: time.Since(began)})
+}
+
+// Begin reports that the step called name begins, and returns it.
+func (s *Steps) Begin(name string) Span {
+	s.Send(Step{Name: name, Started: true})
+	return Span{s, name, time.Now()}
+}
+
+// Span is a step that has begun.
+type Span struct {
+	steps *Steps
+	name  string
+	began time.Time
+}
+
+// Done reports that the step has completed. The formatted text is its description.
+func (s Span) Done(format string, args ...any) {
+	s.steps.Send(Step{Name: s.name, Text: fmt.Sprintf(format, args...), Took: time.Since(s.began)})
 }
 
 // Fail reports that the start has failed with err, as the last step.
@@ -65,7 +97,7 @@ func (s *Steps) Send(st Step) {
 func Print(w io.Writer) func(Step) {
 	return func(s Step) {
 		switch {
-		case s.Error != "":
+		case s.Error != "", s.Started:
 		case s.Waiting:
 			fmt.Fprintf(w, "  %s\n", s.Text)
 		case s.Ready:

@@ -74,8 +74,8 @@ type clusterRun struct {
 
 // run starts the components in the order of their dependencies, and stops them in reverse order when ctx is done or one
 // of them fails, whose error it returns. The group stops the components one after another, so their contexts are not
-// derived from the cancellation of ctx. began is the time from which the first step is measured.
-func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
+// derived from the cancellation of ctx.
+func (c *clusterRun) run(ctx context.Context) (err error) {
 	group := &lifecycle.Group{Log: c.log}
 	defer func() {
 		err = errors.Join(err, group.Stop())
@@ -96,10 +96,11 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	runtime := make(chan error, 1)
 	go func() { runtime <- node.StartRuntime(ctx, c.layout, podCIDRs) }()
 
+	step := c.steps.Begin("certificates")
 	if err := c.prepare(); err != nil {
 		return err
 	}
-	c.steps.Done(began, "certificates and keys are ready")
+	step.Done("certificates and keys are ready")
 
 	db, err := c.startEtcd(ctx, group)
 	if err != nil {
@@ -112,7 +113,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err := watchdog.Start(background, group, parts.live, c.log); err != nil {
 		return err
 	}
-	began = time.Now()
+	step = c.steps.Begin("controllers")
 	parts.shared.Informers.StartWithContext(informing)
 	group.Start(background, "informers", lifecycle.Func(func(ctx context.Context) error {
 		<-ctx.Done()
@@ -132,10 +133,10 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err := c.waitControl(ctx, group, parts); err != nil {
 		return err
 	}
-	c.steps.Done(began, "the controller manager and the scheduler are ready")
+	step.Done("the controller manager and the scheduler are ready")
 	group.Start(background, "component servers", c.componentServers(parts))
 
-	began = time.Now()
+	step = c.steps.Begin("node")
 	if err := c.wait(ctx, group, "the container runtime", nil, receiveError(runtime)); err != nil {
 		return err
 	}
@@ -156,7 +157,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err := c.waitNode(ctx, group, parts); err != nil {
 		return err
 	}
-	c.steps.Done(began, "node %q is ready", c.cluster.NodeName)
+	step.Done("node %q is ready", c.cluster.NodeName)
 	if addons.WasEnabled("dns") {
 		if err := c.waitDNS(ctx, group, parts); err != nil {
 			return err
@@ -169,7 +170,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 		return err
 	}
 	c.resumer.setReady()
-	c.steps.Send(progress.Step{Text: readyText(c.cluster, c.additional.Count), Ready: true})
+	c.steps.Send(progress.Step{Text: readyText(c.cluster, c.additional.Count), Ready: true, Result: c.result()})
 	group.Start(background, "additional node rules", lifecycle.Func(func(ctx context.Context) error { return c.maintainNodeRules(ctx, parts) }))
 	group.Start(background, "addresses", &addressFollower{current: c.addresses, podCIDRs: c.cluster.PodCIDRs, log: c.log})
 	group.Start(background, "certificates", lifecycle.Func(func(ctx context.Context) error { return c.maintainCertificates(ctx, parts) }))
@@ -184,7 +185,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 
 // startEtcd starts etcd and returns when it accepts writes.
 func (c *clusterRun) startEtcd(ctx context.Context, group *lifecycle.Group) (*etcd.Server, error) {
-	began := time.Now()
+	step := c.steps.Begin("etcd")
 	db, err := c.newEtcd(ctx)
 	if err != nil {
 		return nil, err
@@ -193,14 +194,14 @@ func (c *clusterRun) startEtcd(ctx context.Context, group *lifecycle.Group) (*et
 	if err := c.wait(ctx, group, "etcd", nil, progress.UntilReady(db)); err != nil {
 		return nil, err
 	}
-	c.steps.Done(began, "etcd is ready")
+	step.Done("etcd is ready")
 	return db, nil
 }
 
 // startAPIServer starts the API server, and returns the components that use it when the API is served. The components
 // are not started. The informers stop when informing is done.
 func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifecycle.Group, db *etcd.Server) (*parts, error) {
-	began := time.Now()
+	step := c.steps.Begin("api-server")
 	usage := &metricsAPI{}
 	api, err := c.newAPIServer(ctx, db, usage)
 	if err != nil {
@@ -214,7 +215,7 @@ func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifec
 	if err := c.wait(ctx, group, "the API server", nil, progress.UntilReady(api)); err != nil {
 		return nil, err
 	}
-	c.steps.Done(began, "the API server is ready on %s", c.server())
+	step.Done("the API server is ready on %s", c.server())
 	return parts, nil
 }
 
@@ -240,7 +241,7 @@ func (c *clusterRun) waitNode(ctx context.Context, group *lifecycle.Group, p *pa
 
 // waitDNS waits until the cluster DNS answers queries of this machine at its service IP.
 func (c *clusterRun) waitDNS(ctx context.Context, group *lifecycle.Group, p *parts) error {
-	began := time.Now()
+	step := c.steps.Begin("dns")
 	names := &dnsWait{
 		slices: p.shared.Informers.Discovery().V1().EndpointSlices().Informer(), kube: p.admin.Kube,
 		server: net.JoinHostPort(c.cluster.DNSAddress, "53"), domain: c.cluster.Domain,
@@ -248,7 +249,7 @@ func (c *clusterRun) waitDNS(ctx context.Context, group *lifecycle.Group, p *par
 	if err := c.wait(ctx, group, "DNS", names.describe, names.wait); err != nil {
 		return err
 	}
-	c.steps.Done(began, "DNS is ready")
+	step.Done("DNS is ready")
 	return nil
 }
 
@@ -371,6 +372,11 @@ func (c *clusterRun) server() string {
 		address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), address.Port())
 	}
 	return "https://" + address.String()
+}
+
+// result returns how to access the cluster.
+func (c *clusterRun) result() *progress.Result {
+	return &progress.Result{Kubeconfig: clusterconfig.AdminKubeconfig(c.layout), Server: c.server(), Node: c.cluster.NodeName}
 }
 
 // writeKubeconfigs writes the kubeconfig of the administrator and, unless --no-kubeconfig is set, merges it into that

@@ -121,7 +121,7 @@ func (o *upOptions) stopOther(ctx context.Context, out io.Writer, l layout.Node)
 func unitArguments(flags *pflag.FlagSet) (args []string, set bool) {
 	flags.Visit(func(f *pflag.Flag) {
 		switch f.Name {
-		case "service", "foreground", "no-kubeconfig", "root":
+		case "service", "foreground", "no-kubeconfig", "root", outputFlag:
 			return
 		}
 		value := f.Value.String()
@@ -131,6 +131,21 @@ func unitArguments(flags *pflag.FlagSet) (args []string, set bool) {
 		args = append(args, service.QuoteArgument("--"+f.Name+"="+value))
 	})
 	return args, len(args) > 0
+}
+
+// savedResult returns how to access a cluster that has started before; nil if its kubeconfig cannot be read.
+func savedResult(l layout.Node) *progress.Result {
+	path := clusterconfig.AdminKubeconfig(l)
+	admin, err := clientcmd.LoadFromFile(path)
+	if err != nil {
+		return nil
+	}
+	current := admin.Contexts[admin.CurrentContext]
+	if current == nil || admin.Clusters[current.Cluster] == nil {
+		return nil
+	}
+	id, _, _ := clusterconfig.Load(l) // without a configuration, the name of the node is unknown
+	return &progress.Result{Kubeconfig: path, Server: admin.Clusters[current.Cluster].Server, Node: id.NodeName}
 }
 
 // mergeAdminKubeconfig merges the administrator's kubeconfig, which the unit has written, into that of the user.

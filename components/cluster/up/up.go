@@ -48,6 +48,8 @@ type upOptions struct {
 	domain       string
 	noKubeconfig bool
 	verbose      bool
+	// output is the format of the output.
+	output command.Output
 	// file is the path of the configuration file; empty means the default file, if it exists.
 	file string
 	// kubeletConfig and kubeletConfigDir are the paths of the KubeletConfiguration and its drop-in files.
@@ -84,9 +86,11 @@ func newCommand(o *upOptions) *cobra.Command {
 		Long: "Start a local Kubernetes cluster on this machine, or restart a stopped one.\n" +
 			"The command returns when the node and DNS are ready, and leaves the cluster running in the background.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.runWithOutput(cmd) },
 	}
 	flags := cmd.Flags()
+	o.output.Flag(cmd)
+	flags.Lookup(outputFlag).Usage = "Output format. One of: json, which prints one object per line for each step, and the result in the last one. Text if empty."
 	command.RootFlag(cmd.Flags(), &o.root)
 	flags.StringVar(&o.file, "config", "", "Path to a configuration file, whose drop-in files are *.yaml in the directory of the same name with the suffix .d. Flags take precedence. Defaults to /etc/hyperkube/config.yaml, which may be missing.")
 	flags.BoolVar(&o.foreground, "foreground", false, "Run in the foreground, for service managers. Notifies systemd when the cluster is ready.")
@@ -123,9 +127,28 @@ func normalizeFlagName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
+// outputFlag is the name of the flag for the format of the output.
+const outputFlag = "output"
+
+// runWithOutput runs the command with output in the selected format. Messages that are no steps become objects in JSON.
+func (o *upOptions) runWithOutput(cmd *cobra.Command) error {
+	switch o.output {
+	case "":
+		return o.run(cmd, progress.Print(cmd.OutOrStdout()))
+	case "json":
+		out := progress.NewJSON(cmd.OutOrStdout())
+		cmd.SetOut(out)
+		err := o.run(cmd, out.Show)
+		out.Finish(savedResult(command.Layout(o.root)), err)
+		return err
+	}
+	return o.output.Write(nil, nil, nil) // the error of an unknown format
+}
+
 // run is the command `up`. In the process that the user starts, it starts the cluster in a background process or a
 // systemd unit, or updates a running cluster. In the background process and with --foreground, it runs the cluster.
-func (o *upOptions) run(cmd *cobra.Command) error {
+// show reports the steps to the user.
+func (o *upOptions) run(cmd *cobra.Command, show func(progress.Step)) error {
 	if err := command.RequireRoot(); err != nil {
 		return err
 	}
@@ -148,7 +171,6 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	if isResumed && !o.foreground {
 		return o.runWithProgress(cmd, l, from, func(progress.Step) {})
 	}
-	show := progress.Print(cmd.OutOrStdout())
 	notify := func(s progress.Step) {
 		show(s)
 		if s.Ready {
@@ -161,7 +183,7 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	if done, err := o.manageService(cmd, l); err != nil || done {
 		return err
 	}
-	before, done, err := o.handleRunning(cmd, l)
+	before, done, err := o.handleRunning(cmd, l, show)
 	if err != nil || done {
 		return err
 	}
@@ -189,8 +211,8 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 // handleRunning handles a cluster that already runs. It returns a main process of another build or configuration, which
 // the caller must replace. If there is none, or if a service manager runs it or --foreground is set, it updates the
 // number of nodes and returns true, because nothing is left to do. It returns false if no main process runs, and checks
-// again if one exits in the meantime.
-func (o *upOptions) handleRunning(cmd *cobra.Command, l layout.Node) (before predecessor, done bool, err error) {
+// again if one exits in the meantime. show reports changes of additional nodes to the user.
+func (o *upOptions) handleRunning(cmd *cobra.Command, l layout.Node, show func(progress.Step)) (before predecessor, done bool, err error) {
 	for {
 		pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess))
 		if err != nil || pid == 0 {
@@ -241,7 +263,7 @@ func (o *upOptions) handleRunning(cmd *cobra.Command, l layout.Node) (before pre
 		if found {
 			fmt.Fprintln(cmd.OutOrStdout(), other.restartHint())
 		}
-		err = o.updateNodes(ctx, l, progress.New(progress.Print(cmd.OutOrStdout())))
+		err = o.updateNodes(ctx, l, progress.New(show))
 		cancel()
 		hasExited := <-exited
 		h.Close()
@@ -319,7 +341,8 @@ func acquireMain(ctx context.Context, l layout.Node, from resumption) (*pidlock.
 // start runs the preflight checks, loads or creates the configuration of the cluster, and runs the cluster until ctx is
 // canceled.
 func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1beta1.KubeletConfiguration, r *resumer) error {
-	s, began := r.steps, time.Now()
+	s := r.steps
+	step := s.Begin("preflight")
 	ports := []int{
 		o.apiServerPort(), layout.PortEtcdClient, layout.PortEtcdPeer,
 		layout.PortKubelet, layout.PortProxyHealthz,
@@ -343,9 +366,9 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 	for _, text := range o.ignoredFlags(id) {
 		s.Send(progress.Step{Text: text, Waiting: true})
 	}
-	s.Done(began, "preflight checks passed for node %q", id.NodeName)
+	step.Done("preflight checks passed for node %q", id.NodeName)
 	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: o.manifests}, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog, settings: o.settings}
-	return c.run(ctx, began)
+	return c.run(ctx)
 }
 
 // loadOrCreateConfig loads the configuration of the cluster, or creates it at the first start, and applies the options
