@@ -14,7 +14,7 @@ func newCheck() *cobra.Command { return check.New(startCommand) }
 
 func newSupportBundle() *cobra.Command {
 	return supportbundle.New(
-		func(ctx context.Context, l layout.Node) any { return check.Collect(ctx, l, startCommand(l)) },
+		func(ctx context.Context, l layout.Node) any { return check.Run(ctx, check.Host(l, startCommand(l))) },
 		func(ctx context.Context, l layout.Node) any { return status(ctx, l) },
 	)
 }

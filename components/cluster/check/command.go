@@ -1,7 +1,6 @@
 package check
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -109,9 +108,4 @@ func (r *Report) print(w io.Writer, verbose bool) error {
 		return err
 	}
 	return nil
-}
-
-// Collect runs all checks of this machine, for other commands.
-func Collect(ctx context.Context, l layout.Node, start string) *Report {
-	return Run(ctx, Host(l, start))
 }

@@ -36,7 +36,7 @@ func checkFirewall(ctx context.Context, m *Machine, o *outcome) {
 	targets := m.targets(ctx)
 	results, err := m.Probes.Connect(ctx, targets)
 	if err != nil {
-		o.warnf("repeat the command; if that does not help, see `ip link show master "+m.Layout.Bridge()+"`", "the connections of pods could not be tested: %v", err)
+		o.warnf("repeat the command; if that does not help, see `ip link show "+m.Layout.Bridge()+"`", "the connections of pods could not be tested: %v", err)
 		return
 	}
 	for i, r := range results {

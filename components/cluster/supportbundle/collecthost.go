@@ -81,7 +81,7 @@ func collectNetwork(_ context.Context, c *collection) error {
 	for _, link := range links {
 		a := link.Attrs()
 		names[a.Index] = a.Name
-		fmt.Fprintf(&text, "%d: %s type %s mtu %d state %s flags %s master %d mac %s\n", a.Index, a.Name, link.Type(), a.MTU, a.OperState, a.Flags, a.MasterIndex, a.HardwareAddr)
+		fmt.Fprintf(&text, "%d: %s type %s mtu %d state %s flags %s bridge %d mac %s\n", a.Index, a.Name, link.Type(), a.MTU, a.OperState, a.Flags, a.MasterIndex, a.HardwareAddr)
 		addrs, err := netlinkutil.Addresses(link, netlink.FAMILY_ALL)
 		c.fail(err)
 		for _, addr := range addrs {
