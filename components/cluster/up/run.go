@@ -170,7 +170,9 @@ func (c *clusterRun) run(ctx context.Context) (err error) {
 		return err
 	}
 	c.resumer.setReady()
-	c.steps.Send(progress.Step{Text: readyText(c.cluster, c.additional.Count), Ready: true, Result: c.result()})
+	c.steps.Send(progress.Step{Text: readyText(c.cluster, c.additional.Count), Ready: true, Result: &progress.Result{
+		Kubeconfig: clusterconfig.AdminKubeconfig(c.layout), Server: c.server(), Node: c.cluster.NodeName,
+	}})
 	group.Start(background, "additional node rules", lifecycle.Func(func(ctx context.Context) error { return c.maintainNodeRules(ctx, parts) }))
 	group.Start(background, "addresses", &addressFollower{current: c.addresses, podCIDRs: c.cluster.PodCIDRs, log: c.log})
 	group.Start(background, "certificates", lifecycle.Func(func(ctx context.Context) error { return c.maintainCertificates(ctx, parts) }))
@@ -372,11 +374,6 @@ func (c *clusterRun) server() string {
 		address = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), address.Port())
 	}
 	return "https://" + address.String()
-}
-
-// result returns how to access the cluster.
-func (c *clusterRun) result() *progress.Result {
-	return &progress.Result{Kubeconfig: clusterconfig.AdminKubeconfig(c.layout), Server: c.server(), Node: c.cluster.NodeName}
 }
 
 // writeKubeconfigs writes the kubeconfig of the administrator and, unless --no-kubeconfig is set, merges it into that
