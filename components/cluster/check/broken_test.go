@@ -223,11 +223,11 @@ func link(name string, mtu int, address, gateway string) error {
 	if err != nil {
 		return err
 	}
-	peer, err := netlink.LinkByName("lo")
-	if err = errors.Join(err, netlink.LinkAdd(l), netlink.AddrAdd(l, addr), netlink.LinkSetUp(l)); err != nil || gateway == "" {
+	if err := errors.Join(netlink.LinkAdd(l), netlink.AddrAdd(l, addr), netlink.LinkSetUp(l)); err != nil || gateway == "" {
 		return err
 	}
-	if peer, err = netlink.LinkByName(name + "-peer"); err != nil {
+	peer, err := netlink.LinkByName(name + "-peer")
+	if err != nil {
 		return err
 	}
 	return errors.Join(netlink.LinkSetUp(peer), netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.ParseIP(gateway)}))
