@@ -47,6 +47,8 @@ type Network struct {
 	// HostAddresses are the addresses of the machine's first node, at most one of each IP family. Traffic
 	// from the host to additional nodes has them as source addresses.
 	HostAddresses []netip.Addr
+	// PacketFilter is how rules are written. Empty means packetfilter.IPTables.
+	PacketFilter packetfilter.Mode
 	// Journal records the changes to the host.
 	Journal *hostjournal.Journal
 }
@@ -93,7 +95,7 @@ func nthAddress(subnet netip.Prefix, n int) netip.Addr {
 func (m *Network) changes() []hostjournal.Change {
 	out := []hostjournal.Change{{Kind: hostjournal.Link, Name: Bridge(m.Layout)}}
 	for _, subnet := range m.subnets() {
-		out = append(out, m.rules(subnet).Changes(packetfilter.FamilyOf(subnet.Addr().Is6()))...)
+		out = append(out, m.rules(subnet).Changes(m.PacketFilter, packetfilter.FamilyOf(subnet.Addr().Is6()))...)
 	}
 	return out
 }
@@ -150,14 +152,14 @@ func (m *Network) EnsureBridge(ctx context.Context) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("setting the node bridge up: %w", err)
 	}
-	writer := newWriter(nil)
+	writer := newWriter(m.PacketFilter, nil)
 	for _, subnet := range m.subnets() {
 		is6 := subnet.Addr().Is6()
 		if err := m.enableForwarding(is6); err != nil {
 			return err
 		}
 		if err := writer.Sync(ctx, packetfilter.FamilyOf(is6), m.rules(subnet)); err != nil {
-			return fmt.Errorf("writing the iptables rules of the local nodes: %w", err)
+			return fmt.Errorf("writing the rules of the local nodes: %w", err)
 		}
 	}
 	return nil

@@ -38,8 +38,8 @@ func filter(chain string) packetfilter.Chain {
 }
 
 // newWriter returns a writer of the rules of the bridge. The caller records them in the journal.
-func newWriter(log *slog.Logger) *packetfilter.Writer {
-	return packetfilter.NewWriter(packetfilter.Config{Owner: "local nodes", Guarded: []string{chain, chainInput}, Log: log})
+func newWriter(mode packetfilter.Mode, log *slog.Logger) *packetfilter.Writer {
+	return packetfilter.NewWriter(packetfilter.Config{Owner: "local nodes", Guarded: []string{chain, chainInput}, Mode: mode, Log: log})
 }
 
 // rules returns the rules of the bridge for the IP family of subnet. Traffic between the node bridge
@@ -74,7 +74,7 @@ func (m *Network) rules(subnet netip.Prefix) packetfilter.Ruleset {
 // MaintainRules restores the rules of EnsureBridge when another program removes some of them, until ctx is done. It
 // restores nothing while there is no bridge. The host journal already contains the rules.
 func (m *Network) MaintainRules(ctx context.Context, log *slog.Logger) {
-	writer := newWriter(log)
+	writer := newWriter(m.PacketFilter, log)
 	writer.Maintain(ctx, func(ctx context.Context) (lost bool, err error) {
 		for _, subnet := range m.subnets() {
 			family, rules := packetfilter.FamilyOf(subnet.Addr().Is6()), m.rules(subnet)
@@ -83,7 +83,7 @@ func (m *Network) MaintainRules(ctx context.Context, log *slog.Logger) {
 				lost, err = true, writer.Sync(ctx, family, rules)
 			}
 			if err != nil {
-				return lost, fmt.Errorf("restoring the iptables rules of the local nodes: %w", err)
+				return lost, fmt.Errorf("restoring the rules of the local nodes: %w", err)
 			}
 		}
 		return lost, nil

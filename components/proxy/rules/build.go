@@ -24,6 +24,9 @@ type Config struct {
 	// MasqueradeMark is the packet mark bit that requests masquerading. Zero means 0x4000, as
 	// upstream.
 	MasqueradeMark uint32
+	// InlineMark marks packets in the chains of Services instead of KUBE-MARK-MASQ, to which they jump otherwise. It is for
+	// nftables: whenever a jump is added, the kernel follows all jumps of the table.
+	InlineMark bool
 	// NodePortRanges contain the node addresses on which node ports answer. Empty means all
 	// addresses.
 	NodePortRanges []netip.Prefix
@@ -362,7 +365,7 @@ func (b *builder) external(p *Port, chain string, takes bool) {
 	all := p.chain("KUBE-SVC-")
 	if !p.LocalExternal {
 		b.nat(chain,
-			packetfilter.Rule{Comment: p.comment("masquerade traffic for external destinations"), Target: "KUBE-MARK-MASQ"},
+			b.markMasquerade(packetfilter.Rule{Comment: p.comment("masquerade traffic for external destinations")}),
 			packetfilter.Rule{Target: all})
 		return
 	}
@@ -370,7 +373,7 @@ func (b *builder) external(p *Port, chain string, takes bool) {
 		b.nat(chain, b.cfg.Pods.match(packetfilter.Rule{Comment: p.comment("pod traffic for external destinations"), Target: all}, false))
 	}
 	b.nat(chain,
-		packetfilter.Rule{Comment: p.comment("masquerade LOCAL traffic for external destinations"), SrcLocal: true, Target: "KUBE-MARK-MASQ"},
+		b.markMasquerade(packetfilter.Rule{Comment: p.comment("masquerade LOCAL traffic for external destinations"), SrcLocal: true}),
 		packetfilter.Rule{Comment: p.comment("route LOCAL traffic for external destinations"), SrcLocal: true, Target: all})
 	if takes {
 		b.nat(chain, packetfilter.Rule{Target: p.chain("KUBE-SVL-")})
@@ -409,7 +412,7 @@ func (b *builder) firewall(p *Port, ip netip.Addr) {
 func (b *builder) balance(p *Port, chain string, endpoints []Endpoint, clusterIP bool) {
 	rules := make([]packetfilter.Rule, 0, len(endpoints)+1)
 	if clusterIP {
-		masquerade := p.to(p.ClusterIP, "cluster IP", "KUBE-MARK-MASQ")
+		masquerade := b.markMasquerade(p.to(p.ClusterIP, "cluster IP", ""))
 		if b.cfg.MasqueradeAll {
 			rules = append(rules, masquerade)
 		} else if b.cfg.Pods != (Source{}) {
@@ -435,11 +438,21 @@ func (b *builder) balance(p *Port, chain string, endpoints []Endpoint, clusterIP
 func (b *builder) endpoint(p *Port, chain string, e Endpoint) {
 	translate := packetfilter.Rule{Comment: p.comment(""), Protocol: p.Protocol, Target: packetfilter.DNAT, To: e.Address}
 	if p.Affinity > 0 {
-		translate.Recent = packetfilter.Recent{List: chain}
+		translate.Recent = packetfilter.Recent{List: chain, Within: p.Affinity, Record: true}
 	}
 	// A pod that connects to itself through its service must be masqueraded. Otherwise it would
 	// respond to its own address directly, bypassing the translation.
-	b.nat(chain, packetfilter.Rule{Comment: p.comment(""), Src: packetfilter.Is(e.Address.Addr()), Target: "KUBE-MARK-MASQ"}, translate)
+	b.nat(chain, b.markMasquerade(packetfilter.Rule{Comment: p.comment(""), Src: packetfilter.Is(e.Address.Addr())}), translate)
+}
+
+// markMasquerade returns r with a target that marks packets for masquerading, after which the kernel continues with the
+// next rule.
+func (b *builder) markMasquerade(r packetfilter.Rule) packetfilter.Rule {
+	r.Target = "KUBE-MARK-MASQ"
+	if b.cfg.InlineMark {
+		r.Target, r.SetMark = packetfilter.MARK, b.cfg.mark()
+	}
+	return r
 }
 
 // to returns a rule that matches packets to the port at the address ip and jumps to target. what

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -16,7 +17,8 @@ import (
 // Run it with -rewrite to update testdata.
 //
 // "build" prints the difference between the rules without any port and those of the ports in the
-// input, and "start" prints all rules, with the jumps. Their arguments are the settings of Config.
+// input, and "start" prints all rules, with the jumps. "nftables" prints the chains of nftables that exist for the ports.
+// Their arguments are the settings of Config.
 // A port is a line: NAMESPACE/SERVICE[:NAME] PROTOCOL CLUSTERIP:PORT, and these words:
 //
 //	node=PORT external=IP balancer=IP allow=RANGE affinity=SECONDS health=PORT
@@ -32,6 +34,12 @@ func TestTranscript(t *testing.T) {
 			var ports []*Port
 			for line := range strings.Lines(d.Input) {
 				ports = append(ports, parsePort(t, strings.Fields(line)))
+			}
+			if d.Cmd == "nftables" {
+				cfg.InlineMark = true
+				chains := Build(cfg, ports).Chains
+				maps.DeleteFunc(chains, func(c packetfilter.Chain, rules []packetfilter.Rule) bool { return len(rules) == 0 })
+				return packetfilter.TextNFTables(packetfilter.FamilyOf(cfg.IPv6), chains)
 			}
 			kernel := &memory{chains: packetfilter.Chains{}}
 			if d.Cmd == "build" {

@@ -37,6 +37,10 @@ const (
 	// Rule is a rule in a chain of the host. Name is "family table chain", Args are the arguments of
 	// iptables. Package packetfilter records and reverts it.
 	Rule Kind = "rule"
+	// NFTables is a chain of nftables. Name is "family table chain" as for Chain. If Args contains the name of another
+	// chain, it is a rule in a chain that is attached to a hook of the kernel, and jumps to that chain. Package
+	// packetfilter records and reverts it.
+	NFTables Kind = "nftables"
 	// Mount is a mount point and all mount points below it. Name is its path.
 	Mount Kind = "mount"
 	// Cgroup is a tree of cgroups. Name is its path in every hierarchy.

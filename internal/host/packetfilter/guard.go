@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -17,14 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/internal/base/backoff"
+	"hyperkube/internal/host/nftnl"
 )
 
 // Guard detects that another program may have removed rules of one user of this package: for
-// example, reloading a firewall flushes all tables. For nf_tables the kernel reports each change
+// example, reloading a firewall flushes all tables. For nf_tables, which iptables-nft also uses, the kernel reports each change
 // and the process that made it. The legacy iptables backend does not report changes; then Guard
 // asks its user to check the rules periodically, as upstream's kube-proxy does. The methods of
 // Guard are safe for concurrent use.
 type Guard struct {
+	mode   Mode
 	period time.Duration
 	log    *slog.Logger
 	// chains contains chain names, or prefixes with a trailing "*".
@@ -33,21 +34,21 @@ type Guard struct {
 	socket io.ReadCloser // set between Listen and Run
 
 	mu sync.Mutex // guards the fields below
-	// writers are the PIDs of the last processes that wrote rules for the user.
+	// writers are the IDs of the last processes, or for nftables threads, that wrote rules for the user.
 	writers []int
 }
 
-// newGuard returns a guard of chains, where a trailing "*" matches all chains with that prefix, and
+// newGuard returns a guard of chains of a mode, where a trailing "*" matches all chains with that prefix, and
 // of the jumps to them in built-in chains. period is the interval of checks if the kernel does not
 // report changes; zero means 30 s. If log is nil, slog.Default() is used.
-func newGuard(period time.Duration, log *slog.Logger, chains ...string) *Guard {
+func newGuard(mode Mode, period time.Duration, log *slog.Logger, chains ...string) *Guard {
 	if period <= 0 {
 		period = 30 * time.Second
 	}
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Guard{period: period, log: log, chains: chains, ready: make(chan struct{})}
+	return &Guard{mode: mode, period: period, log: log, chains: chains, ready: make(chan struct{})}
 }
 
 // Ready returns a channel that is closed when Run listens for changes or has found that it cannot.
@@ -64,10 +65,28 @@ func (g *Guard) start(cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	if g.writers = append(g.writers, cmd.Process.Pid); len(g.writers) > 32 {
+	g.keepWriter(cmd.Process.Pid)
+	return nil
+}
+
+// addWriter records a thread that writes rules for the guard's user, so that the guard ignores the changes that it makes.
+// A nil guard ignores it.
+func (g *Guard) addWriter(tid int) {
+	if g == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !slices.Contains(g.writers, tid) {
+		g.keepWriter(tid)
+	}
+}
+
+// keepWriter adds the ID of a process or thread to the last ones. The caller must hold g.mu.
+func (g *Guard) keepWriter(id int) {
+	if g.writers = append(g.writers, id); len(g.writers) > 32 {
 		g.writers = slices.Delete(g.writers, 0, 16)
 	}
-	return nil
 }
 
 func (g *Guard) isOwn(pid int) bool {
@@ -80,7 +99,7 @@ func (g *Guard) isOwn(pid int) bool {
 // calling thread. Call it before Run if Run is called in another network namespace; otherwise Run
 // calls it.
 func (g *Guard) Listen() error {
-	socket, err := listenToRules()
+	socket, err := nftnl.Listen()
 	if err == nil {
 		g.socket = socket
 	}
@@ -102,7 +121,7 @@ func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 		err = g.Listen()
 	}
 	if socket := g.socket; err != nil {
-		g.log.Warn("kernel does not report iptables rule changes; rules that another program removes are restored only after the next check, checking after each interval", "interval", g.period, "err", err)
+		g.log.Warn("kernel does not report changes of packet filter rules; rules that another program removes are restored only after the next check, checking after each interval", "interval", g.period, "err", err)
 	} else {
 		var reading sync.WaitGroup
 		defer reading.Wait()
@@ -151,7 +170,7 @@ func (g *Guard) follow(ctx context.Context, socket io.Reader, received chan<- st
 				continue // the receive buffer overflowed, and the next read succeeds
 			}
 			if !retry.Started() {
-				g.log.Warn("reading iptables rule changes from the kernel failed; rules that another program removes are restored with a delay, retrying with back-off and checking all rules at each retry", "err", err)
+				g.log.Warn("reading changes of packet filter rules from the kernel failed; rules that another program removes are restored with a delay, retrying with back-off and checking all rules at each retry", "err", err)
 			}
 			if !retry.Pause(ctx) {
 				return
@@ -176,87 +195,77 @@ func (g *Guard) follow(ctx context.Context, socket io.Reader, received chan<- st
 	}
 }
 
-func listenToRules() (*os.File, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
-	if err != nil {
-		return nil, fmt.Errorf("opening netlink socket: %w", err)
-	}
-	// A single transaction can change thousands of rules.
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20)
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)}); err != nil {
-		return nil, errors.Join(fmt.Errorf("subscribing to rule changes: %w", err), unix.Close(fd))
-	}
-	return os.NewFile(uintptr(fd), "netlink"), nil
-}
-
 // ruleChange is a message of nf_tables about a change of rules: an object was added or removed or,
 // if end is set, the transaction is complete and was made by the process pid.
 type ruleChange struct {
-	kind         int // unix.NFT_MSG_…
-	family       byte
-	table, chain string
-	end          bool
-	pid          int
+	kind   int // unix.NFT_MSG_…
+	family byte
+	table  string
+	// chain is the name of the chain, or of the map whose elements were removed.
+	chain string
+	end   bool
+	pid   int
 }
 
 // affects reports whether c may have removed a chain or rule that the guard watches.
 func (g *Guard) affects(c ruleChange) bool {
-	if c.family != unix.NFPROTO_IPV4 && c.family != unix.NFPROTO_IPV6 || !slices.Contains([]string{"filter", "nat", "mangle"}, c.table) {
+	if c.family != unix.NFPROTO_IPV4 && c.family != unix.NFPROTO_IPV6 {
 		return false
 	}
+	tables := []string{string(Filter), string(NAT), string(Mangle)}
+	if g.mode == NFTables {
+		tables = []string{nftTable}
+	}
+	if !slices.Contains(tables, c.table) {
+		return false
+	}
+	name := c.chain
 	switch c.kind {
 	case unix.NFT_MSG_DELTABLE:
 		return true
+	case unix.NFT_MSG_DELSETELEM: // c.chain is the name of a map
+		if at := strings.LastIndexByte(name, '-'); at > 0 && g.mode == NFTables {
+			return g.watches(name[:at])
+		}
 	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE:
-		return slices.Contains([]string{"INPUT", "FORWARD", "OUTPUT", "PREROUTING", "POSTROUTING"}, c.chain) ||
-			slices.ContainsFunc(g.chains, func(name string) bool {
-				prefix, all := strings.CutSuffix(name, "*")
-				return name == c.chain || all && strings.HasPrefix(c.chain, prefix)
-			})
+		return g.watches(name)
 	}
 	return false
 }
 
+// watches reports whether the guard watches the chain with a name of the kernel.
+func (g *Guard) watches(name string) bool {
+	if g.mode == NFTables {
+		c, _ := chainOfNFT(name)
+		name = c.Name
+	}
+	return builtIn(name) || slices.ContainsFunc(g.chains, func(watched string) bool {
+		prefix, all := strings.CutSuffix(watched, "*")
+		return watched == name || all && strings.HasPrefix(name, prefix)
+	})
+}
+
 // eachRuleChange calls visit for each nf_tables message in data. It stops at malformed data.
 func eachRuleChange(data []byte, visit func(ruleChange)) {
-	const header = unix.SizeofNlMsghdr + 4 // struct nfgenmsg
-	for len(data) >= header {
-		length := int(binary.NativeEndian.Uint32(data))
-		if length < header || length > len(data) {
+	nftnl.EachMessage(data, func(m nftnl.Message) {
+		if !m.IsChange() {
 			return
 		}
-		kind := int(binary.NativeEndian.Uint16(data[4:]))
-		if kind>>8 == unix.NFNL_SUBSYS_NFTABLES {
-			c := ruleChange{kind: kind & 0xff, family: data[unix.SizeofNlMsghdr]}
-			c.end = c.kind == unix.NFT_MSG_NEWGEN
-			eachAttribute(data[header:length], func(attribute int, value []byte) {
-				text := strings.TrimRight(string(value), "\x00")
-				switch {
-				case c.end && attribute == unix.NFTA_GEN_PROC_PID && len(value) == 4:
-					c.pid = int(binary.BigEndian.Uint32(value))
-				case c.end:
-				case attribute == unix.NFTA_RULE_TABLE: // same value as for chains and tables
-					c.table = text
-				case c.kind == unix.NFT_MSG_DELRULE && attribute == unix.NFTA_RULE_CHAIN,
-					c.kind == unix.NFT_MSG_DELCHAIN && attribute == unix.NFTA_CHAIN_NAME:
-					c.chain = text
-				}
-			})
-			visit(c)
+		c := ruleChange{kind: m.Change(), family: m.Family}
+		c.end = c.kind == unix.NFT_MSG_NEWGEN
+		for attribute, value := range nftnl.Attributes(m.Data) {
+			switch {
+			case c.end && attribute == unix.NFTA_GEN_PROC_PID && len(value) == 4:
+				c.pid = int(binary.BigEndian.Uint32(value))
+			case c.end:
+			case attribute == unix.NFTA_RULE_TABLE: // same value as for chains, sets and tables
+				c.table = cString(value)
+			case c.kind == unix.NFT_MSG_DELRULE && attribute == unix.NFTA_RULE_CHAIN,
+				c.kind == unix.NFT_MSG_DELSETELEM && attribute == unix.NFTA_SET_ELEM_LIST_SET,
+				c.kind == unix.NFT_MSG_DELCHAIN && attribute == unix.NFTA_CHAIN_NAME:
+				c.chain = cString(value)
+			}
 		}
-		data = data[min(len(data), align4(length)):]
-	}
+		visit(c)
+	})
 }
-
-func eachAttribute(data []byte, visit func(attribute int, value []byte)) {
-	for len(data) >= unix.SizeofNlAttr {
-		length := int(binary.NativeEndian.Uint16(data))
-		if length < unix.SizeofNlAttr || length > len(data) {
-			return
-		}
-		visit(int(binary.NativeEndian.Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)), data[unix.SizeofNlAttr:length])
-		data = data[min(len(data), align4(length)):]
-	}
-}
-
-func align4(n int) int { return (n + 3) &^ 3 }

@@ -18,14 +18,14 @@ import (
 func FuzzRuleChanges(f *testing.F) {
 	f.Add([]byte{28, 0, 0, 0, 5, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 8, 0, 1, 0, 'n', 'a', 't', 0})
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		g := newGuard(0, nil, "KUBE-*", "HK-FORWARD")
+		g := newGuard(IPTables, 0, nil, "KUBE-*", "HK-FORWARD")
 		eachRuleChange(data, func(c ruleChange) { g.affects(c) })
 	})
 }
 
 func TestAffects(t *testing.T) {
 	const delTable, delChain, delRule = unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE
-	g := newGuard(0, nil, "HK-NP-*", "HK-FORWARD")
+	g := newGuard(IPTables, 0, nil, "HK-NP-*", "HK-FORWARD")
 	for _, c := range []struct {
 		change ruleChange
 		want   bool
@@ -65,16 +65,18 @@ func (s *brokenSocket) Read(buffer []byte) (int, error) {
 
 func (s *brokenSocket) Close() error { return nil }
 
+func roundUp(n int) int { return (n + 3) &^ 3 }
+
 // message returns an nf_tables message with one attribute.
 func message(kind int, attribute uint16, value []byte) []byte {
 	length := unix.SizeofNlAttr + len(value)
-	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+4+align4(length)))
+	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+4+roundUp(length)))
 	b = binary.NativeEndian.AppendUint16(b, uint16(unix.NFNL_SUBSYS_NFTABLES<<8|kind))
 	b = append(b, make([]byte, 10)...)
 	b = append(b, unix.NFPROTO_IPV4, 0, 0, 0)
 	b = binary.NativeEndian.AppendUint16(b, uint16(length))
 	b = binary.NativeEndian.AppendUint16(b, attribute)
-	return append(append(b, value...), make([]byte, align4(length)-length)...)
+	return append(append(b, value...), make([]byte, roundUp(length)-length)...)
 }
 
 // TestReadErrors checks that the guard asks for a check of the rules after a failed read, and notices
@@ -96,7 +98,7 @@ func TestReadErrors(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
-			g := newGuard(time.Hour, slog.New(slog.DiscardHandler))
+			g := newGuard(IPTables, time.Hour, slog.New(slog.DiscardHandler))
 			notified := 0
 			done := make(chan struct{})
 			go func() {
@@ -119,7 +121,7 @@ func TestBrokenSocket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
-		g := newGuard(30*time.Second, slog.New(slog.DiscardHandler))
+		g := newGuard(IPTables, 30*time.Second, slog.New(slog.DiscardHandler))
 		var reads []any
 		for range 1000 {
 			reads = append(reads, unix.ENOMEM)

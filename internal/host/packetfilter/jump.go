@@ -39,7 +39,10 @@ const serviceChains = "KUBE-"
 
 // change returns the entry for the host journal that must be written before the jump is created, so that `hyperkube
 // down` can remove the jump.
-func (j Jump) change(family Family) hostjournal.Change {
+func (j Jump) change(mode Mode, family Family) hostjournal.Change {
+	if mode == NFTables {
+		return hostjournal.Change{Kind: hostjournal.NFTables, Name: string(family) + " " + j.From.String(), Args: []string{j.Rule.Target}}
+	}
 	// The journal contains the words of the rule without quotes, as they are passed to a program.
 	words, err := shellWords(j.Rule.String())
 	if err != nil {

@@ -101,6 +101,9 @@ type Change struct {
 	Jumps []Jump
 	// State is what Read returned before the change. It may be nil if Create and Jumps are empty.
 	State *State
+	// Before contains the present rules of those chains in Replace and Remove that exist. It is nil if they are not
+	// known.
+	Before Chains
 }
 
 // Backend reads and changes the packet filter in the network namespace of the calling thread.

@@ -90,9 +90,10 @@ type Ports struct{ First, Last uint16 }
 type Recent struct {
 	// List is the name of the list.
 	List string
-	// Within matches sources that were recorded in the last seconds. Zero matches all sources and
-	// records them.
+	// Within is the time in seconds for which a source is recent.
 	Within int
+	// Record matches all sources and records them. Otherwise, recent sources match.
+	Record bool
 }
 
 // Mark matches packets whose mark has all Bits, or with Not those whose mark has not.
@@ -178,10 +179,10 @@ func (r *Rule) appendText(b []byte) []byte {
 	}
 	if r.Recent.List != "" {
 		add("-m recent --name", r.Recent.List)
-		if r.Recent.Within > 0 {
-			add("--rcheck --seconds", strconv.Itoa(r.Recent.Within), "--reap")
-		} else {
+		if r.Recent.Record {
 			add("--set")
+		} else {
+			add("--rcheck --seconds", strconv.Itoa(r.Recent.Within), "--reap")
 		}
 	}
 	if r.Protocol != "" {

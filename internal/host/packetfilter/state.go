@@ -12,6 +12,8 @@ type State struct {
 	Rules map[Chain]int
 	// BuiltIn contains the rules of the built-in chains, in order.
 	BuiltIn map[Chain][]HostRule
+	// sets are the sets of nftables. It is nil for iptables.
+	sets *nftSets
 }
 
 // HostRule is an existing rule in a built-in chain such as FORWARD, which this process or another program has
@@ -21,6 +23,9 @@ type HostRule struct {
 	Target string
 	// Text is the rule in the notation of iptables-save, without "-A CHAIN".
 	Text string
+	// handle identifies the rule in nftables. It is zero for a rule that the same batch creates, which has an id.
+	handle uint64
+	id     uint32
 }
 
 // builtIn reports whether name is the name of a chain that exists in every kernel, in at least one

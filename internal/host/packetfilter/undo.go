@@ -16,7 +16,7 @@ import (
 // Undo returns the functions with which hostjournal reverts the rules and chains that this package
 // has recorded in a journal.
 func Undo() hostjournal.Functions {
-	return hostjournal.Functions{hostjournal.Rule: undoRules, hostjournal.Chain: undoChains}
+	return hostjournal.Functions{hostjournal.Rule: undoRules, hostjournal.Chain: undoChains, hostjournal.NFTables: undoNFT}
 }
 
 // chainOf returns the family and the chain that the name of a Rule or Chain contains.
@@ -180,49 +180,4 @@ func undoChains(ctx context.Context, changes []hostjournal.Change) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// Remove removes the chains of a family that match one of the patterns, and the rules of other
-// chains that jump to them. `kube-proxy --cleanup` uses it. It does nothing if iptables is not
-// installed.
-func Remove(ctx context.Context, family Family, patterns []Chain) error {
-	saved, err := Save(ctx, family)
-	if errors.Is(err, errNoTool) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return iptables{}.restore(ctx, family, removalInput(saved, patterns, true))
-}
-
-// removalInput returns the input for iptables-restore that removes the chains that match one of the
-// patterns and, if withJumps is set, the rules of other chains that jump to them. saved is the
-// output of iptables-save.
-func removalInput(saved string, patterns []Chain, withJumps bool) string {
-	removed := func(c Chain) bool { return slices.ContainsFunc(patterns, c.matches) }
-	type parts struct{ flush, unlink, remove strings.Builder }
-	byTable := map[Table]*parts{}
-	var inOrder []Table
-	for chain, rule := range lines(saved) {
-		p := byTable[chain.Table]
-		if p == nil {
-			p = &parts{}
-			byTable[chain.Table], inOrder = p, append(inOrder, chain.Table)
-		}
-		switch own := removed(chain); {
-		case own && rule == declaration:
-			p.flush.WriteString(":" + chain.Name + " - [0:0]\n")
-			p.remove.WriteString("-X " + chain.Name + "\n")
-		case withJumps && !own && rule != declaration && removed(Chain{chain.Table, jumpTarget(strings.Fields(rule))}):
-			p.unlink.WriteString("-D " + chain.Name + " " + rule + "\n")
-		}
-	}
-	var out strings.Builder
-	for _, table := range inOrder {
-		if p := byTable[table]; p.flush.Len()+p.unlink.Len() > 0 {
-			out.WriteString("*" + string(table) + "\n" + p.flush.String() + p.unlink.String() + p.remove.String() + "COMMIT\n")
-		}
-	}
-	return out.String()
 }

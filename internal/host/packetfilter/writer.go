@@ -35,7 +35,9 @@ type Config struct {
 	Journal *hostjournal.Journal
 	// Log receives warnings. If it is nil, slog.Default() is used.
 	Log *slog.Logger
-	// Backend is used by tests. Nil means iptables.
+	// Mode is the kind of rules. Zero means IPTables.
+	Mode Mode
+	// Backend is used by tests. Nil means that of the mode.
 	Backend Backend
 }
 
@@ -56,6 +58,8 @@ type written struct {
 	current bool
 	chains  Chains
 	jumps   []Jump
+	// alone is true when the rules of the other mode have been removed.
+	alone bool
 	// total and last are the numbers of rules of all chains and in the last write, by table.
 	total, last map[Table]int
 }
@@ -67,10 +71,14 @@ var unknown = []Rule{{Target: "?"}}
 // NewWriter returns a Writer. The first Sync changes the kernel's rules.
 func NewWriter(cfg Config) *Writer {
 	w := &Writer{
-		Guard: newGuard(cfg.Period, cfg.Log, cfg.Guarded...),
+		Guard: newGuard(cfg.Mode, cfg.Period, cfg.Log, cfg.Guarded...),
 		cfg:   cfg, backend: cfg.Backend, families: map[Family]*written{},
 	}
-	if w.backend == nil {
+	switch {
+	case w.backend != nil:
+	case cfg.Mode == NFTables:
+		w.backend = nftables{w.Guard}
+	default:
 		w.backend = iptables{w.Guard}
 	}
 	return w
@@ -134,7 +142,7 @@ func (w *Writer) Sync(ctx context.Context, family Family, set Ruleset) (err erro
 		change.Jumps, change.State = set.Jumps, state
 	}
 	if first {
-		change.Create, change.State = w.sharedChains(), state
+		change.Create, change.State, change.Before = w.sharedChains(), state, nil
 	}
 	if err := w.record(family, set, change, first); err != nil {
 		return err
@@ -143,7 +151,13 @@ func (w *Writer) Sync(ctx context.Context, family Family, set Ruleset) (err erro
 	if err := w.apply(ctx, family, change); err != nil {
 		return err
 	}
-	*f = written{current: true, chains: chains, jumps: slices.Clone(set.Jumps), total: total, last: last}
+	*f = written{current: true, chains: chains, jumps: slices.Clone(set.Jumps), total: total, last: last, alone: f.alone}
+	if !f.alone {
+		if err := w.removeOther(ctx, family, set); err != nil {
+			return fmt.Errorf("removing rules that were written in another mode: %w", err)
+		}
+		f.alone = true
+	}
 	return nil
 }
 
@@ -213,7 +227,7 @@ func (w *Writer) sharedChains() []Chain {
 // returns the chains that exist after the change, and the number of their rules by table. Foreign
 // chains that do not exist and would be empty are omitted.
 func (w *Writer) difference(have, want Chains) (change Change, after Chains, total map[Table]int) {
-	change.Replace, after, total = Chains{}, want, map[Table]int{}
+	change.Replace, change.Before, after, total = Chains{}, Chains{}, want, map[Table]int{}
 	for chain, rules := range want {
 		before, exists := have[chain]
 		if !exists && len(rules) == 0 && slices.Contains(w.cfg.Foreign, chain) {
@@ -223,12 +237,16 @@ func (w *Writer) difference(have, want Chains) (change Change, after Chains, tot
 		}
 		if !exists || !equal(before, rules) {
 			change.Replace[chain] = rules
+			if exists {
+				change.Before[chain] = before
+			}
 		}
 		total[chain.Table] += len(rules)
 	}
 	for chain := range have {
 		if _, exists := want[chain]; !exists && w.isObject(chain) {
 			change.Remove = append(change.Remove, chain)
+			change.Before[chain] = have[chain]
 		}
 	}
 	return change, after, total
@@ -261,17 +279,17 @@ func (w *Writer) record(family Family, set Ruleset, change Change, first bool) e
 	var changes []hostjournal.Change
 	for chain := range change.Replace {
 		if !w.isObject(chain) && !slices.Contains(w.cfg.Foreign, chain) {
-			changes = append(changes, chain.change(family))
+			changes = append(changes, chain.change(w.mode(), family))
 		}
 	}
 	if first {
 		for _, chain := range slices.Concat(w.cfg.Objects, w.cfg.Shared) {
-			changes = append(changes, chain.change(family))
+			changes = append(changes, chain.change(w.mode(), family))
 		}
 	}
 	if first || change.Jumps != nil {
 		for _, j := range set.Jumps {
-			changes = append(changes, j.change(family))
+			changes = append(changes, j.change(w.mode(), family))
 		}
 	}
 	return w.cfg.Journal.Record(changes...)
@@ -323,18 +341,22 @@ func (w *Writer) Missing(ctx context.Context, family Family, set Ruleset) (bool,
 	return true, nil
 }
 
-// Changes returns the entries for the host journal by which all chains and jumps of s can be removed.
-func (s Ruleset) Changes(family Family) []hostjournal.Change {
+// Changes returns the entries for the host journal by which all chains and jumps of s, written in a mode, can be removed.
+func (s Ruleset) Changes(mode Mode, family Family) []hostjournal.Change {
 	var out []hostjournal.Change
-	for _, chain := range slices.SortedFunc(maps.Keys(s.Chains), Chain.compare) {
-		out = append(out, chain.change(family))
+	for _, chain := range sortedKeys(s.Chains) {
+		out = append(out, chain.change(mode, family))
 	}
 	for _, j := range s.Jumps {
-		out = append(out, j.change(family))
+		out = append(out, j.change(mode, family))
 	}
 	return out
 }
 
-func (c Chain) change(family Family) hostjournal.Change {
-	return hostjournal.Change{Kind: hostjournal.Chain, Name: fmt.Sprintf("%s %s", family, c)}
+func (c Chain) change(mode Mode, family Family) hostjournal.Change {
+	kind := hostjournal.Chain
+	if mode == NFTables {
+		kind = hostjournal.NFTables
+	}
+	return hostjournal.Change{Kind: kind, Name: fmt.Sprintf("%s %s", family, c)}
 }

@@ -46,7 +46,7 @@ func TestJournal(t *testing.T) {
 		{Kind: hostjournal.Chain, Name: "6 nat HK-HOSTPORTS"},
 		{Kind: hostjournal.Rule, Name: "6 nat OUTPUT", Args: []string{"-m", "comment", "--comment", "host ports", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "HK-HOSTPORTS"}},
 	}
-	if got := set.Changes(IPv6); !slices.EqualFunc(got, want, equalChange) {
+	if got := set.Changes(IPTables, IPv6); !slices.EqualFunc(got, want, equalChange) {
 		t.Errorf("%q", got)
 	}
 	path := filepath.Join(t.TempDir(), "journal")

@@ -14,7 +14,7 @@ import (
 
 // Enter moves the calling goroutine, which must be the test's, to a new network namespace.
 // Goroutines that it starts run in the machine's namespace. Without root, the test is skipped.
-func Enter(t *testing.T) {
+func Enter(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
