@@ -37,6 +37,7 @@ import (
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/pod/podnet"
 )
 
@@ -61,7 +62,7 @@ func run(ctx context.Context) error {
 	description := "CNI plugin hyperkube-cni " + version.Get().GitVersion
 	with := func(do func(context.Context, *plugin, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
 		return func(args *skel.CmdArgs) error {
-			p, err := open(args.StdinData)
+			p, err := open(ctx, args.StdinData)
 			if err != nil {
 				return err
 			}
@@ -88,6 +89,8 @@ type config struct {
 	PodCIDRs []string `json:"podCIDRs"`
 	// MTU of the pods' links. Zero means the MTU of the link with the default route.
 	MTU int `json:"mtu,omitempty"`
+	// ProxyMode is how rules are written: auto, iptables or nftables. Empty means auto.
+	ProxyMode packetfilter.Mode `json:"proxyMode,omitempty"`
 	// Root is the root directory of all state, as in the cluster commands.
 	Root string `json:"root,omitempty"`
 }
@@ -101,7 +104,7 @@ type plugin struct {
 	lock    *os.File
 }
 
-func open(data []byte) (*plugin, error) {
+func open(ctx context.Context, data []byte) (*plugin, error) {
 	p := &plugin{}
 	if err := json.Unmarshal(data, &p.config); err != nil {
 		return nil, types.NewError(types.ErrDecodingFailure, "reading the network configuration", err.Error())
@@ -133,9 +136,14 @@ func open(data []byte) (*plugin, error) {
 		p.close()
 		return nil, err
 	}
+	mode, err := p.config.ProxyMode.Select(ctx)
+	if err != nil {
+		p.close()
+		return nil, types.NewError(types.ErrInvalidNetworkConfig, "proxyMode", err.Error())
+	}
 	p.network, err = podnet.New(podnet.Config{
 		Bridge: l.Bridge(), LinkPrefix: l.LinkPrefix, AddressDir: filepath.Join(dir, "addresses"),
-		CIDRs: cidrs, MTU: p.config.MTU, Tunnel: l.Tunnel(), OpenPorts: []int{layout.PortKubelet}, Journal: p.journal,
+		CIDRs: cidrs, MTU: p.config.MTU, Tunnel: l.Tunnel(), OpenPorts: []int{layout.PortKubelet}, PacketFilter: mode, Journal: p.journal,
 	})
 	if err != nil {
 		p.close()

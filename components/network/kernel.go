@@ -51,9 +51,9 @@ var mssJump = packetfilter.Jump{
 
 // newWriter returns the packet filter writer for the rules of this package. HK-NOMASQ is in the
 // journal of the container runtime, whose chains jump to it.
-func newWriter(journal *hostjournal.Journal, log *slog.Logger) *packetfilter.Writer {
+func newWriter(mode packetfilter.Mode, journal *hostjournal.Journal, log *slog.Logger) *packetfilter.Writer {
 	return packetfilter.NewWriter(packetfilter.Config{
-		Owner: "pod network routes", Foreign: []packetfilter.Chain{noMasq}, Guarded: []string{chainNoMasq, chainMSS}, Journal: journal, Log: log,
+		Owner: "pod network routes", Foreign: []packetfilter.Chain{noMasq}, Guarded: []string{chainNoMasq, chainMSS}, Mode: mode, Journal: journal, Log: log,
 	})
 }
 
@@ -260,7 +260,7 @@ func sameNeigh(want, have netlink.Neigh, family int) bool {
 	return want.Family == family && want.IP.Equal(have.IP) && want.HardwareAddr.String() == have.HardwareAddr.String()
 }
 
-// writeRules writes the iptables rules of p for each address family of this node's pods. It does
+// writeRules writes the rules of p for each address family of this node's pods. It does
 // nothing for a family without routes and without rules written before.
 func (k *kernel) writeRules(ctx context.Context, self member, p plan) error {
 	for _, cidr := range self.cidrs {

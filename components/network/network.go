@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // Config configures a Network.
@@ -56,6 +57,8 @@ type Config struct {
 	// OnCNIConfChange is called when a file in that directory changes. It may be nil and must not
 	// block.
 	OnCNIConfChange func()
+	// PacketFilter is how rules are written. Empty means packetfilter.IPTables.
+	PacketFilter packetfilter.Mode
 	// Journal records the changes to the host. Nil records none.
 	Journal *hostjournal.Journal
 	// Log receives warnings. Nil means slog's default.
@@ -89,7 +92,7 @@ func New(cfg Config) (*Network, error) {
 	n := &Network{
 		cfg: cfg, changed: make(chan struct{}, 1),
 		kernel: kernel{bridge: cfg.Bridge, tunnel: cfg.Tunnel, podCIDRs: cfg.PodCIDRs, journal: cfg.Journal,
-			writer: newWriter(cfg.Journal, cfg.Log)},
+			writer: newWriter(cfg.PacketFilter, cfg.Journal, cfg.Log)},
 	}
 	n.watch, n.apply = n.watchRoutes, n.kernel.apply
 	touch := func(any) {
@@ -154,7 +157,7 @@ func (n *Network) Run(ctx context.Context) error {
 			if !n.kernel.writer.Lost(ctx) {
 				continue
 			}
-			n.cfg.Log.Info("iptables rules of the pod network are missing, changed or unreadable, probably because of another program; connections between pods of different nodes may have failed or may have had a node address as source; writing the rules again now")
+			n.cfg.Log.Info("rules of the pod network are missing, changed or unreadable, probably because of another program; connections between pods of different nodes may have failed or may have had a node address as source; writing the rules again now")
 		case _, ok := <-routes:
 			if !ok {
 				// The subscription overflowed and events were lost: sync and subscribe again.

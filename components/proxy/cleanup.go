@@ -8,8 +8,8 @@ import (
 	"hyperkube/internal/host/packetfilter"
 )
 
-// cleanUp implements --cleanup: it removes the iptables rules and chains of this proxy or of
-// upstream's kube-proxy, for both IP families. It succeeds if there are none.
+// cleanUp implements --cleanup: it removes the rules and chains of this proxy or of
+// upstream's kube-proxy, for both IP families and in all modes. It succeeds if there are none.
 func cleanUp(ctx context.Context) error {
 	return errors.Join(
 		packetfilter.Remove(ctx, packetfilter.IPv4, rules.AllChains()),

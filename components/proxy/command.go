@@ -24,6 +24,7 @@ import (
 	"hyperkube/internal/host/atomicfile"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/serving/zpages"
 )
 
@@ -89,13 +90,13 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.apiServer, "master", "", "The address of the Kubernetes API server (overrides any value in kubeconfig)")
 	f.StringVar(&o.root, "root", "", "Root directory of all files on disk, instead of the standard paths, as in the cluster commands.")
 	f.StringVar(&o.hostname, "hostname-override", "", "If non-empty, will be used as the name of the Node that kube-proxy is running on. If unset, the node name is assumed to be the same as the node's hostname.")
-	f.StringVar(&o.mode, "proxy-mode", mode, "Which proxy mode to use. Only iptables is supported.")
+	f.StringVar(&o.mode, "proxy-mode", "", "Which proxy mode to use: iptables, nftables or auto (iptables if it is installed and works, otherwise nftables). If empty, auto is used.")
 	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "The CIDR range of the pods in the cluster. Traffic to services from other sources is masqueraded.")
 	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "A list of CIDR ranges that contain valid node IPs for NodePort services, or 'primary', 'localhost' or 'all'. If empty, all local IPs accept NodePort connections.")
 	f.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", "", "Mode to use to detect local traffic: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix. If empty, ClusterCIDR is used.")
 	f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "A bridge interface name. When --detect-local-mode is set to BridgeInterface, kube-proxy considers traffic to be local if it originates from this bridge.")
 	f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "An interface name prefix. When --detect-local-mode is set to InterfaceNamePrefix, kube-proxy considers traffic to be local if it originates from any interface whose name begins with this prefix.")
-	f.BoolVar(&o.cleanup, "cleanup", false, "If true cleanup iptables rules and exit.")
+	f.BoolVar(&o.cleanup, "cleanup", false, "If true cleanup iptables and nftables rules and exit.")
 	f.BoolVar(&o.initOnly, "init-only", false, "If true, perform any initialization steps that must be done with full root privileges, and then exit.")
 	f.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "SNAT all traffic sent via Service cluster IPs.")
 	f.Int32Var(&o.masqueradeBit, "iptables-masquerade-bit", 14, "The bit of the fwmark space to mark packets requiring SNAT with. Must be within the range [0, 31].")
@@ -129,14 +130,14 @@ var ignoredFlags = []compatflags.Flag{
 	{Name: "bind-address-hard-fail", Why: "a bind failure is always an error", Bool: true},
 	{Name: "config-sync-period", Why: "changes are watched through the API"},
 	{Name: "oom-score-adj", Why: "the value of the parent process is inherited"},
-	{Name: "ipvs-sync-period", Why: "the proxy mode is iptables"},
-	{Name: "ipvs-min-sync-period", Why: "the proxy mode is iptables"},
-	{Name: "ipvs-scheduler", Why: "the proxy mode is iptables"},
-	{Name: "ipvs-exclude-cidrs", Why: "the proxy mode is iptables"},
-	{Name: "ipvs-strict-arp", Why: "the proxy mode is iptables", Bool: true},
-	{Name: "ipvs-tcp-timeout", Why: "the proxy mode is iptables"},
-	{Name: "ipvs-tcpfin-timeout", Why: "the proxy mode is iptables"},
-	{Name: "ipvs-udp-timeout", Why: "the proxy mode is iptables"},
+	{Name: "ipvs-sync-period", Why: "there is no proxy mode ipvs"},
+	{Name: "ipvs-min-sync-period", Why: "there is no proxy mode ipvs"},
+	{Name: "ipvs-scheduler", Why: "there is no proxy mode ipvs"},
+	{Name: "ipvs-exclude-cidrs", Why: "there is no proxy mode ipvs"},
+	{Name: "ipvs-strict-arp", Why: "there is no proxy mode ipvs", Bool: true},
+	{Name: "ipvs-tcp-timeout", Why: "there is no proxy mode ipvs"},
+	{Name: "ipvs-tcpfin-timeout", Why: "there is no proxy mode ipvs"},
+	{Name: "ipvs-udp-timeout", Why: "there is no proxy mode ipvs"},
 }
 
 // complete reads the configuration file if there is one, and otherwise copies flags to the
@@ -252,6 +253,9 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 			return p.routeLocalnet()
 		}
 		return nil
+	}
+	if cfg.PacketFilter, err = packetfilter.Mode(o.config.Mode).Select(ctx); err != nil {
+		return fmt.Errorf("--proxy-mode: %w", err)
 	}
 	rest, err := clientcmd.BuildConfigFromFlags(o.apiServer, o.config.ClientConnection.Kubeconfig)
 	if err != nil {

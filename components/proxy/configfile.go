@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -13,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
+
+	"hyperkube/internal/host/packetfilter"
 )
 
 // defaults returns kube-proxy's defaults for the settings that this proxy supports.
@@ -20,16 +23,13 @@ import (
 func defaults() *kubeproxyv1alpha1.KubeProxyConfiguration {
 	localhost := true
 	c := &kubeproxyv1alpha1.KubeProxyConfiguration{
-		HealthzBindAddress: withPort("0.0.0.0", portHealthz), MetricsBindAddress: withPort("127.0.0.1", portMetrics), Mode: mode,
+		HealthzBindAddress: withPort("0.0.0.0", portHealthz), MetricsBindAddress: withPort("127.0.0.1", portMetrics),
 	}
 	c.IPTables.LocalhostNodePorts = &localhost
 	c.IPTables.SyncPeriod = metav1.Duration{Duration: 30 * time.Second}
 	c.IPTables.MinSyncPeriod = metav1.Duration{Duration: 50 * time.Millisecond}
 	return c
 }
-
-// mode is the only supported proxy mode.
-const mode = "iptables"
 
 // decode parses a KubeProxyConfiguration into c. Unknown fields are an error.
 func decode(data []byte, c *kubeproxyv1alpha1.KubeProxyConfiguration) error {
@@ -45,8 +45,8 @@ func decode(data []byte, c *kubeproxyv1alpha1.KubeProxyConfiguration) error {
 // apply sets the fields of cfg from the configuration c, except conntrack settings and the API
 // client. It returns an error if a setting is invalid or not supported by this proxy.
 func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
-	if c.Mode != "" && c.Mode != mode {
-		return fmt.Errorf("mode %s is not supported: use %s", c.Mode, mode)
+	if err := packetfilter.Mode(c.Mode).Validate(); err != nil {
+		return fmt.Errorf("mode: %w", err)
 	}
 	switch c.DetectLocalMode {
 	case "", "ClusterCIDR":
@@ -87,8 +87,28 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	cfg.MasqueradeAll = c.IPTables.MasqueradeAll
 	cfg.LocalhostNodePorts = c.IPTables.LocalhostNodePorts == nil || *c.IPTables.LocalhostNodePorts
 	cfg.MinSyncPeriod, cfg.SyncPeriod = c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
+	if packetfilter.Mode(c.Mode) == packetfilter.NFTables {
+		if err := applyNFTables(&c.NFTables, cfg); err != nil {
+			return err
+		}
+	}
 	cfg.HealthzAddress, cfg.MetricsAddress = withPort(c.HealthzBindAddress, portHealthz), withPort(c.MetricsBindAddress, portMetrics)
 	cfg.Profiling = c.EnableProfiling
+	return nil
+}
+
+// applyNFTables sets the fields of cfg that the section nftables of the configuration specifies. Zero values keep what
+// cfg contains.
+func applyNFTables(c *kubeproxyv1alpha1.KubeProxyNFTablesConfiguration, cfg *Config) error {
+	if bit := c.MasqueradeBit; bit != nil {
+		if *bit < 0 || *bit > 31 {
+			return fmt.Errorf("nftables.masqueradeBit: %d must be within the range [0, 31]", *bit)
+		}
+		cfg.MasqueradeMark = 1 << *bit
+	}
+	cfg.MasqueradeAll = cfg.MasqueradeAll || c.MasqueradeAll
+	cfg.MinSyncPeriod = cmp.Or(c.MinSyncPeriod.Duration, cfg.MinSyncPeriod)
+	cfg.SyncPeriod = cmp.Or(c.SyncPeriod.Duration, cfg.SyncPeriod)
 	return nil
 }
 
@@ -112,7 +132,7 @@ func withPort(address string, port int32) string {
 func effectiveConfig(cfg *Config) *kubeproxyv1alpha1.KubeProxyConfiguration {
 	c := defaults()
 	c.Kind, c.APIVersion = "KubeProxyConfiguration", kubeproxyv1alpha1.SchemeGroupVersion.String()
-	c.HostnameOverride, c.EnableProfiling = cfg.NodeName, cfg.Profiling
+	c.HostnameOverride, c.EnableProfiling, c.Mode = cfg.NodeName, cfg.Profiling, kubeproxyv1alpha1.ProxyMode(cfg.PacketFilter)
 	c.HealthzBindAddress, c.MetricsBindAddress = cfg.HealthzAddress, cfg.MetricsAddress
 	c.ClusterCIDR = strings.Join(texts(cfg.PodCIDRs), ",")
 	switch cfg.DetectLocalMode {

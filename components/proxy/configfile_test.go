@@ -19,7 +19,7 @@ func TestConfigurationFile(t *testing.T) {
 	}{
 		"defaults":       {head, ""},
 		"all that is":    {head + "mode: iptables\nclusterCIDR: 10.1.0.0/16,fd00::/56\nnodePortAddresses: [192.0.2.0/24]\niptables: {masqueradeAll: true, masqueradeBit: 7, syncPeriod: 1m}\n", ""},
-		"another mode":   {head + "mode: ipvs\n", "mode ipvs"},
+		"another mode":   {head + "mode: ipvs\n", `mode: unsupported value "ipvs"`},
 		"no such field":  {head + "modes: iptables\n", "modes"},
 		"another kind":   {"apiVersion: v1\nkind: ConfigMap\n", "expected KubeProxyConfiguration"},
 		"no such range":  {head + "nodePortAddresses: [here]\n", "nodePortAddresses"},

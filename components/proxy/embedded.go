@@ -4,6 +4,8 @@ import (
 	"errors"
 
 	"github.com/spf13/pflag"
+
+	"hyperkube/internal/host/packetfilter"
 )
 
 // Flags are flags of kube-proxy and a KubeProxyConfiguration that change the configuration of a proxy in the process of another
@@ -38,6 +40,17 @@ func NewFlags(set *pflag.FlagSet, document []byte) (*Flags, error) {
 func (f *Flags) Validate() error {
 	_, err := f.Apply(Config{})
 	return err
+}
+
+// Mode returns how packet filter rules are written; empty if it is not set. f may be nil.
+func (f *Flags) Mode() packetfilter.Mode {
+	if f == nil {
+		return ""
+	}
+	if f.set.Changed("proxy-mode") {
+		return packetfilter.Mode(f.options.mode)
+	}
+	return packetfilter.Mode(f.options.config.Mode)
 }
 
 // Apply returns the configuration of the document and the flags. It takes from base what the program determines, and the

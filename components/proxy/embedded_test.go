@@ -37,7 +37,11 @@ func TestEmbedded(t *testing.T) {
 		cfg.Conntrack.TCPEstablishedTimeout.Duration != time.Hour || *cfg.Conntrack.Min != 9 || cfg.Conntrack.MaxPerCore != nil || cfg.NodeName != "n" {
 		t.Errorf("with settings: %+v, %v", cfg, err)
 	}
-	for _, wrong := range []string{"mode: ipvs", "hostnameOverride: a", "clientConnection: {kubeconfig: /k}", "nodePortAddresses: [x]", "modes: a"} {
+	cfg, err = apply(head + "mode: nftables\niptables: {masqueradeBit: 7, minSyncPeriod: 1s}\nnftables: {masqueradeAll: true, masqueradeBit: 8}\n")
+	if err != nil || !cfg.MasqueradeAll || cfg.MasqueradeMark != 1<<8 || cfg.MinSyncPeriod != time.Second {
+		t.Errorf("with nftables: %+v, %v", cfg, err)
+	}
+	for _, wrong := range []string{"mode: nftables\nnftables: {masqueradeBit: 32}", "mode: ipvs", "hostnameOverride: a", "clientConnection: {kubeconfig: /k}", "nodePortAddresses: [x]", "modes: a"} {
 		if _, err := apply(head + wrong); err == nil {
 			t.Errorf("%s is accepted", wrong)
 		}

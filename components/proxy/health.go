@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/serving/plainhttp"
 	"hyperkube/internal/serving/zpages"
 )
@@ -22,6 +24,7 @@ import (
 type health struct {
 	healthz, metricsAddress string
 	pages                   map[string]http.Handler // debug pages by path, served on metricsAddress
+	mode                    packetfilter.Mode
 	metrics                 *metrics
 	log                     *slog.Logger
 
@@ -43,7 +46,7 @@ type health struct {
 
 func newHealth(cfg Config, m *metrics) *health {
 	return &health{
-		healthz: cfg.HealthzAddress, metricsAddress: cfg.MetricsAddress, pages: debugHandlers(cfg),
+		healthz: cfg.HealthzAddress, metricsAddress: cfg.MetricsAddress, mode: cfg.PacketFilter, pages: debugHandlers(cfg),
 		metrics: m, log: cfg.Log, services: map[string]*serviceHealth{}, waiting: map[string]*serviceHealth{},
 		families: map[bool]bool{false: true},
 	}
@@ -128,10 +131,11 @@ func (h *health) start() (stop func(), err error) {
 	probes.HandleFunc("/livez", h.serveLivez)
 	numbers := http.NewServeMux()
 	numbers.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
+	mode := cmp.Or(h.mode, packetfilter.IPTables)
 	numbers.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		fmt.Fprint(w, "iptables")
+		fmt.Fprint(w, mode)
 	})
 	numbers.Handle("/metrics", promhttp.HandlerFor(h.metrics.registry, promhttp.HandlerOpts{}))
 	for path, page := range h.pages {

@@ -38,7 +38,14 @@ const (
 	elsewhere = "10.244.1.5" // an endpoint that is marked as being on another node
 )
 
-func newBench(t *testing.T) *bench {
+// eachMode runs a test in each mode of the packet filter.
+func eachMode(t *testing.T, test func(t *testing.T, mode packetfilter.Mode)) {
+	for _, mode := range []packetfilter.Mode{packetfilter.IPTables, packetfilter.NFTables} {
+		t.Run(string(mode), func(t *testing.T) { test(t, mode) })
+	}
+}
+
+func newBench(t *testing.T, mode packetfilter.Mode) *bench {
 	t.Helper()
 	testnetns.Enter(t)
 	b := &bench{t: t, Namespace: testnetns.New(t)}
@@ -74,7 +81,7 @@ func newBench(t *testing.T) *bench {
 			}
 		}()
 	}
-	b.writer = newWriter(Config{SyncPeriod: time.Hour})
+	b.writer = newWriter(Config{SyncPeriod: time.Hour, PacketFilter: mode})
 	return b
 }
 
@@ -176,8 +183,10 @@ var clusterPods = rules.FromRange(netip.MustParsePrefix("10.244.0.0/16"))
 
 // TestPackets sends packets from the node and from the client, and checks that the endpoint is
 // chosen according to the policies of the service, as by upstream's proxy.
-func TestPackets(t *testing.T) {
-	b := newBench(t)
+func TestPackets(t *testing.T) { eachMode(t, testPackets) }
+
+func testPackets(t *testing.T, mode packetfilter.Mode) {
+	b := newBench(t, mode)
 	local, cluster := corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster
 	internalLocal := corev1.ServiceInternalTrafficPolicyLocal
 	external := func(p corev1.ServiceExternalTrafficPolicy) func(*corev1.ServiceSpec) {
@@ -238,7 +247,7 @@ func TestPackets(t *testing.T) {
 		if c.config.Pods == (rules.Source{}) {
 			c.config.Pods = clusterPods
 		}
-		c.config.LocalhostNodePorts = true
+		c.config.LocalhostNodePorts, c.config.InlineMark = true, mode == packetfilter.NFTables
 		ports := portsOf(service(c.change), slice(corev1.ProtocolTCP, c.endpoints...), node{"n", ""}, false)
 		b.write(rules.Build(c.config, ports))
 		for address, want := range c.node {
@@ -253,8 +262,10 @@ func TestPackets(t *testing.T) {
 }
 
 // TestAffinity checks that a client keeps its endpoint, whichever address it uses.
-func TestAffinity(t *testing.T) {
-	b := newBench(t)
+func TestAffinity(t *testing.T) { eachMode(t, testAffinity) }
+
+func testAffinity(t *testing.T, mode packetfilter.Mode) {
+	b := newBench(t, mode)
 	svc := service(func(s *corev1.ServiceSpec) { s.SessionAffinity = corev1.ServiceAffinityClientIP })
 	ports := portsOf(svc, slice(corev1.ProtocolTCP, here, elsewhere), node{"n", ""}, false)
 	b.write(rules.Build(rules.Config{Pods: clusterPods}, ports))
@@ -272,8 +283,10 @@ func TestAffinity(t *testing.T) {
 }
 
 // TestDatagrams checks that a UDP flow moves to the endpoint that serves now.
-func TestDatagrams(t *testing.T) {
-	b := newBench(t)
+func TestDatagrams(t *testing.T) { eachMode(t, testDatagrams) }
+
+func testDatagrams(t *testing.T, mode packetfilter.Mode) {
+	b := newBench(t, mode)
 	svc := service(func(s *corev1.ServiceSpec) { s.Ports[0].Protocol = corev1.ProtocolUDP })
 	write := func(endpoints ...string) {
 		ports := portsOf(svc, slice(corev1.ProtocolUDP, endpoints...), node{"n", ""}, false)
@@ -326,7 +339,7 @@ func TestDatagrams(t *testing.T) {
 // TestRemovedByOthers checks that removals by other processes are detected by kernel notifications
 // and repaired, and that the proxy's own removals are ignored.
 func TestRemovedByOthers(t *testing.T) {
-	b := newBench(t)
+	b := newBench(t, packetfilter.IPTables)
 	ctx := context.Background()
 	ports := portsOf(service(func(*corev1.ServiceSpec) {}), slice(corev1.ProtocolTCP, here), node{"n", ""}, false)
 	set := rules.Build(rules.Config{Pods: clusterPods}, ports)

@@ -1,5 +1,5 @@
 // Package proxy implements the service proxy. It forwards traffic for services to their endpoints
-// with iptables rules, like kube-proxy in iptables mode.
+// with packet filter rules, like kube-proxy in its modes iptables and nftables.
 // https://kubernetes.io/docs/reference/networking/virtual-ips/
 package proxy
 
@@ -49,6 +49,8 @@ type Config struct {
 	// SyncPeriod is the interval of checks for removed rules if the kernel does not send
 	// notifications. Zero means 30 seconds.
 	SyncPeriod time.Duration
+	// PacketFilter is how rules are written. Empty means packetfilter.IPTables.
+	PacketFilter packetfilter.Mode
 	// MasqueradeMark is the packet mark bit that requests masquerading. Zero means 0x4000, as
 	// upstream.
 	MasqueradeMark uint32
@@ -88,7 +90,7 @@ const (
 	LocalByLinkPrefix                         // incoming link has a name prefix
 )
 
-// Proxy keeps the iptables rules of this node in sync with the Services and EndpointSlices of the
+// Proxy keeps the packet filter rules of this node in sync with the Services and EndpointSlices of the
 // cluster. Informers mark Services as changed; Run writes the rules.
 //
 // Size: the informers, what they have changed, and what Run has written; each is one part of the same loop.
@@ -192,7 +194,7 @@ func New(cfg Config) (*Proxy, error) {
 // detect that another program removed them.
 func newWriter(cfg Config) *packetfilter.Writer {
 	return packetfilter.NewWriter(packetfilter.Config{
-		Owner: "services", Objects: rules.ServiceChains(), Guarded: []string{"KUBE-*"}, Period: cfg.SyncPeriod, Journal: cfg.Journal, Log: cfg.Log,
+		Owner: "services", Objects: rules.ServiceChains(), Guarded: []string{"KUBE-*"}, Period: cfg.SyncPeriod, Mode: cfg.PacketFilter, Journal: cfg.Journal, Log: cfg.Log,
 	})
 }
 
@@ -260,13 +262,13 @@ func (p *Proxy) Run(ctx context.Context) error {
 			if !p.writer.Lost(ctx) {
 				continue
 			}
-			p.cfg.Log.Info("iptables rules of Services are missing, changed or unreadable, probably because of another program; connections to Services may have failed, writing the rules again now")
+			p.cfg.Log.Info("rules of Services are missing, changed or unreadable, probably because of another program; connections to Services may have failed, writing the rules again now")
 		}
 		if err := p.sync(ctx, &eventWrites); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
-			p.cfg.Log.Error("writing iptables rules of Services failed; recent changes of Services and endpoints have no effect on this node until a retry succeeds, retrying", "retryAfter", time.Second, "err", err)
+			p.cfg.Log.Error("writing rules of Services failed; recent changes of Services and endpoints have no effect on this node until a retry succeeds, retrying", "retryAfter", time.Second, "err", err)
 			p.health.recordFailure()
 			retry.Reset(time.Second)
 			continue

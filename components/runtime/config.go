@@ -24,6 +24,7 @@ import (
 
 	"hyperkube/components/runtime/images"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // Config configures a runtime.
@@ -62,6 +63,8 @@ type Config struct {
 	// SlowCgroups disables favorDynamicCgroups, which changes how the kernel moves processes
 	// between cgroups. It has no effect with cgroup v2.
 	SlowCgroups bool
+	// PacketFilter is how the rules of the pod network are written. Empty means packetfilter.IPTables.
+	PacketFilter packetfilter.Mode
 	// Journal is the path of the journal of host changes. Empty disables the journal.
 	Journal string
 	// StreamAddress is the listen address of exec, attach and port-forward. Port zero selects a

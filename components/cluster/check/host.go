@@ -40,7 +40,7 @@ func Host(l layout.Node, start string) *Machine {
 		m.Released = released
 	}
 	m.Probes = Probes{
-		Requirements: sync.OnceValue(func() []preflight.Problem { return preflight.Problems(l, m.ports(), m.canLoadOverlay) }),
+		Requirements: sync.OnceValue(func() []preflight.Problem { return preflight.Problems(l, m.ports(), "", m.canLoadOverlay) }),
 		Disk:         readDisk,
 		Links:        probeLinks,
 		Inotify:      probeInotify,

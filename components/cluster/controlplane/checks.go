@@ -10,6 +10,7 @@ import (
 
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // ignoredChecks lists the preflight checks whose errors are reported as warnings.
@@ -26,9 +27,9 @@ func (i ignoredChecks) has(check string) bool {
 }
 
 // check runs the preflight checks of this machine. Errors of checks that are ignored by the flag or
-// by the configuration file are printed to out as warnings.
-func (i ignoredChecks) check(out io.Writer, l layout.Node, ports []int, file []string) error {
-	return preflight.CheckIgnoring(l, ports, slices.Concat(file, i), printWarning(out))
+// by the configuration file are printed to out as warnings. mode is how packet filter rules are written.
+func (i ignoredChecks) check(out io.Writer, l layout.Node, ports []int, file []string, mode packetfilter.Mode) error {
+	return preflight.CheckIgnoring(l, ports, mode, slices.Concat(file, i), printWarning(out))
 }
 
 // printWarning returns a function that prints the error of an ignored check as a warning.

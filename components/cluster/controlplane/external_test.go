@@ -141,7 +141,7 @@ func TestExternalCA(t *testing.T) {
 // otherClusterFiles returns the files that preflight attributes to another cluster.
 func otherClusterFiles(l layout.Node) []string {
 	var found []string
-	_ = preflight.CheckIgnoring(l, nil, []string{"all"}, func(problem error) {
+	_ = preflight.CheckIgnoring(l, nil, "", []string{"all"}, func(problem error) {
 		if name := preflight.CheckName(problem); strings.HasPrefix(name, "FileAvailable") {
 			found = append(found, name)
 		}

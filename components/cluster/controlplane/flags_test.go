@@ -85,7 +85,7 @@ func TestIgnoredChecks(t *testing.T) {
 	}
 	for _, c := range []struct{ flag, file []string }{{nil, nil}, {[]string{"Port-" + port}, nil}, {nil, []string{"all"}}} {
 		var out bytes.Buffer
-		err := ignoredChecks(c.flag).check(&out, m.layout, []int{listener.Addr().(*net.TCPAddr).Port}, c.file)
+		err := ignoredChecks(c.flag).check(&out, m.layout, []int{listener.Addr().(*net.TCPAddr).Port}, c.file, "")
 		ignoring := c.flag != nil || c.file != nil
 		if (err == nil) != ignoring || strings.Contains(out.String(), "\t[WARNING Port-"+port+"]: port "+port+" is in use by") != ignoring {
 			t.Errorf("%v, %v: %v\n%s", c.flag, c.file, err, &out)

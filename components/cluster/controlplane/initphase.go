@@ -31,7 +31,7 @@ type initPhase struct {
 func initPhases() []initPhase {
 	return []initPhase{
 		{"preflight", "Run pre-flight checks", nil, func(_ context.Context, m *controlPlaneNode, _ string, out io.Writer) error {
-			return ignoredChecks(nil).check(out, m.layout, m.ports(), m.settings.Ignored)
+			return ignoredChecks(nil).check(out, m.layout, m.ports(), m.settings.Ignored, m.settings.ProxyMode)
 		}},
 		{"certs", "Generate missing certificates, and those whose names have changed", []string{"all"}, func(_ context.Context, m *controlPlaneNode, _ string, _ io.Writer) error {
 			_, err := m.setUpNode()

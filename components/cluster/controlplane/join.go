@@ -98,6 +98,7 @@ func (o *joinOptions) register(f *pflag.FlagSet) {
 	f.IntVar(&o.port, "apiserver-bind-port", layout.PortAPIServer, "If the node should host a new control plane instance, the port for the API server to bind to.")
 	f.StringVar(&o.patches, "patches", "", "If the node should host a new control plane instance, path to a directory that contains patches of static pod manifests, named COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
 	node.RegisterSeccompDefault(f, &o.node.NoSeccompDefault)
+	node.RegisterProxyMode(f, &o.node.ProxyMode)
 	o.ignored.register(f)
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "If the node should host a new control plane instance, don't change the user's kubeconfig.")
 	f.BoolVar(&o.dryRun, "dry-run", false, "Don't apply any changes; just output what would be done.")
@@ -140,7 +141,7 @@ func (o *joinOptions) run(ctx context.Context, out io.Writer) error {
 		return command.PreflightError(fmt.Errorf("this machine already has a cluster in %s: delete it with `hyperkube reset` first", l.Data))
 	}
 	if !clusterconfig.HasJoined(l) {
-		if err := o.ignored.check(out, l, o.ports(), nil); err != nil {
+		if err := o.ignored.check(out, l, o.ports(), nil, o.node.ProxyMode); err != nil {
 			return err
 		}
 	}

@@ -43,7 +43,7 @@ type joinRun struct {
 func joinPhases() []joinPhase {
 	return []joinPhase{
 		{"preflight", "Run join pre-flight checks, and verify the cluster", nil, false, func(ctx context.Context, j *joinRun, _ string) error {
-			if err := j.ignored.check(j.out, j.layout, j.ports(), nil); err != nil {
+			if err := j.ignored.check(j.out, j.layout, j.ports(), nil, j.node.ProxyMode); err != nil {
 				return err
 			}
 			_, err := j.discover(ctx, j.waitOptions(j.steps))

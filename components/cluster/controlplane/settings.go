@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/cluster/kubeadmapi"
 	"hyperkube/internal/host/atomicfile"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/manifests"
 )
 
@@ -43,6 +44,7 @@ func (o *initOptions) settings(l layout.Node, changed func(string) bool) (contro
 		"skip-phases":                 func() { s.Skip = g.Skip },
 		"patches":                     func() { s.Patches = g.Patches },
 		"seccomp-default":             func() { s.NoSeccompDefault = g.NoSeccompDefault },
+		"proxy-mode":                  func() { s.ProxyMode = g.ProxyMode },
 	} {
 		if changed(flag) {
 			take()
@@ -220,6 +222,8 @@ type controlPlaneSettings struct {
 	Ignored []string `json:"-"`
 	// NoSeccompDefault is the inverse of --seccomp-default.
 	NoSeccompDefault bool `json:",omitempty"`
+	// ProxyMode is how packet filter rules are written.
+	ProxyMode packetfilter.Mode `json:",omitempty"`
 	// Patches is the directory of patches of the static pods. It may be empty.
 	Patches string `json:",omitempty"`
 }

@@ -35,6 +35,7 @@ import (
 	"hyperkube/internal/host/hostaddress"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // Options are the flags of `node`, under the names that the kubelet and kube-proxy use. `init`, `join` and `up --nodes`
@@ -65,6 +66,7 @@ type Options struct {
 	CertFile            string              `json:"tlsCertFile,omitempty"`
 	KeyFile             string              `json:"tlsPrivateKeyFile,omitempty"`
 	Network             string              `json:"podNetwork,omitempty"`
+	ProxyMode           packetfilter.Mode   `json:"proxyMode,omitempty"`
 	Config              string              `json:"config,omitempty"`
 	ConfigDir           string              `json:"configDir,omitempty"`
 	// NoSeccompDefault is the inverse of --seccomp-default, so that seccompDefault is on after an
@@ -108,6 +110,7 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&o.Network, "pod-network", "", "How pod traffic between nodes is sent: auto (routes within a subnet, otherwise VXLAN), vxlan or direct.")
 	flags.StringVar(&o.Config, "config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.ConfigDir, "config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
+	RegisterProxyMode(flags, &o.ProxyMode)
 	o.CredentialProviders.Register(flags)
 	RegisterSeccompDefault(flags, &o.NoSeccompDefault)
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Parent cgroup of all cgroups of the node.")
@@ -164,7 +167,7 @@ func (o *Options) run(ctx context.Context, s *progress.Steps) (err error) {
 			pidlock.ReapChildren(l)
 		}
 	}()
-	if err := preflight.Check(l, []int{layout.PortKubelet, layout.PortProxyHealthz}); err != nil {
+	if err := preflight.Check(l, []int{layout.PortKubelet, layout.PortProxyHealthz}, o.ProxyMode); err != nil {
 		return err
 	}
 	journal, err := hostjournal.Open(l.Journal("node"))
@@ -194,10 +197,13 @@ func (o *Options) run(ctx context.Context, s *progress.Steps) (err error) {
 	if err := o.requestServingCertificate(&cfg, group, client); err != nil {
 		return err
 	}
-	if err := StartRuntime(ctx, l, ""); err != nil {
+	if cfg.PacketFilter, err = o.ProxyMode.Select(ctx); err != nil {
+		return fmt.Errorf("--proxy-mode: %w", err)
+	}
+	if err := StartRuntime(ctx, l, "", cfg.PacketFilter); err != nil {
 		return err
 	}
-	group.Start(context.WithoutCancel(ctx), "container runtime", RuntimeSupervisor{Layout: l, Log: cfg.Log})
+	group.Start(context.WithoutCancel(ctx), "container runtime", RuntimeSupervisor{Layout: l, PacketFilter: cfg.PacketFilter, Log: cfg.Log})
 	if clusterconfig.IsControlPlane(l) {
 		group.Start(context.WithoutCancel(ctx), "control plane certificates", certrenewal.Renewer{Layout: l, Log: cfg.Log})
 	}

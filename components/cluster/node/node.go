@@ -34,9 +34,12 @@ import (
 	"hyperkube/internal/host/firewalld"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // Config configures the components of a node.
+//
+// Size: what the components of a node have in common; settings of a single component are in Settings.
 type Config struct {
 	Layout  layout.Node
 	Cluster clusterconfig.Cluster
@@ -70,6 +73,8 @@ type Config struct {
 	ClientCA *x509.CertPool
 	// NetworkMode is how pod traffic between nodes is sent; empty means the default mode.
 	NetworkMode network.Mode
+	// PacketFilter is how packet filter rules are written. It must be that of the container runtime.
+	PacketFilter packetfilter.Mode
 	// Journal records changes of the host.
 	Journal *hostjournal.Journal
 	Log     *slog.Logger
@@ -138,6 +143,7 @@ func New(cfg Config) (*Node, error) {
 		Clients: cfg.Proxy, NodeName: cfg.Cluster.NodeName, LocalhostNodePorts: true,
 		HealthzAddress: fmt.Sprintf(":%d", layout.PortProxyHealthz),
 		MetricsAddress: fmt.Sprintf("127.0.0.1:%d", layout.PortProxyMetrics),
+		PacketFilter:   cfg.PacketFilter,
 		Journal:        cfg.Journal,
 		Log:            cfg.Log.With("component", "kube-proxy"),
 	}
@@ -160,7 +166,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	deps.ServicesReady = p.Ready()
 	enforcer, err := policy.New(policy.Config{
-		NodeName: cfg.Cluster.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, Log: cfg.Log.With("component", "network"),
+		NodeName: cfg.Cluster.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, PacketFilter: cfg.PacketFilter, Log: cfg.Log.With("component", "network"),
 	})
 	if err != nil {
 		return nil, err
@@ -181,7 +187,7 @@ func New(cfg Config) (*Node, error) {
 		NodeName: cfg.Cluster.NodeName, Nodes: cfg.Proxy.Informers.Core().V1().Nodes().Informer(), Kube: cfg.Kubelet.Kube,
 		Bridge: cfg.Layout.Bridge(), Tunnel: cfg.Layout.Tunnel(), Links: []string{localnodes.Bridge(cfg.Layout)},
 		PodCIDRs: pc.PodCIDRs, Mode: cfg.NetworkMode, CNIConfDir: cfg.Layout.CNIConf(), OnCNIConfChange: k.CheckRuntime,
-		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
+		PacketFilter: cfg.PacketFilter, Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
 	})
 	if err != nil {
 		return nil, err

@@ -20,6 +20,7 @@ import (
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/host/process"
 )
 
@@ -29,8 +30,9 @@ const runtimeStartTimeout = 2 * time.Minute
 
 // runtimeOptions returns the options for starting the container runtime of a node. podCIDRs are the
 // CIDRs of pod addresses until the Node has pod CIDRs, separated by commas. It is empty in a
-// cluster of several nodes, where a guess could be the pod CIDR of another node.
-func runtimeOptions(l layout.Node, podCIDRs string) (launch.Options, error) {
+// cluster of several nodes, where a guess could be the pod CIDR of another node. mode is how packet filter rules are
+// written.
+func runtimeOptions(l layout.Node, podCIDRs string, mode packetfilter.Mode) (launch.Options, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return launch.Options{}, fmt.Errorf("finding the hyperkube binary: %w", err)
@@ -39,7 +41,7 @@ func runtimeOptions(l layout.Node, podCIDRs string) (launch.Options, error) {
 		"--root=" + l.Runtime(), "--state=" + l.RuntimeState(), "--socket=" + l.RuntimeSocket(),
 		"--builtin=" + self, "--builtin-image=" + version.Image(), "--images-dir=" + l.Images(), "--cni-conf-dir=" + l.CNIConf(),
 		"--link-prefix=" + l.LinkPrefix, "--cgroup-root=" + l.CgroupRoot, "--journal=" + l.Journal("runtime"),
-		"--pod-cidr=" + podCIDRs,
+		"--pod-cidr=" + podCIDRs, "--proxy-mode=" + string(mode),
 	}
 	if a := l.KubeletAlias(); a != (layout.Alias{}) {
 		args = append(args, "--kubelet-dir="+a.Actual, "--known-kubelet-dir="+a.Advertised)
@@ -70,9 +72,9 @@ func configFileArgs(l layout.Node) []string {
 
 // StartRuntime starts the container runtime of a node unless it runs, and returns when it answers.
 // The runtime is a separate process that survives this one. If another version of this program
-// started it, it replaces itself with this version and keeps its containers. podCIDRs is as in
+// started it or with other options, it replaces itself and keeps its containers. podCIDRs and mode are as in
 // runtimeOptions.
-func StartRuntime(ctx context.Context, l layout.Node, podCIDRs string) error {
+func StartRuntime(ctx context.Context, l layout.Node, podCIDRs string, mode packetfilter.Mode) error {
 	ctx, cancel := context.WithTimeout(ctx, runtimeStartTimeout)
 	defer cancel()
 	pid, err := RuntimePID(l)
@@ -82,7 +84,7 @@ func StartRuntime(ctx context.Context, l layout.Node, podCIDRs string) error {
 	if err := podsunit.Start(ctx, l); err != nil {
 		return err
 	}
-	o, err := runtimeOptions(l, podCIDRs)
+	o, err := runtimeOptions(l, podCIDRs, mode)
 	if err != nil {
 		return err
 	}
@@ -127,7 +129,9 @@ func StartRuntime(ctx context.Context, l layout.Node, podCIDRs string) error {
 type RuntimeSupervisor struct {
 	Layout   layout.Node
 	PodCIDRs string // as in runtimeOptions
-	Log      *slog.Logger
+	// PacketFilter is how packet filter rules are written.
+	PacketFilter packetfilter.Mode
+	Log          *slog.Logger
 }
 
 // Delays between attempts to restart a runtime that keeps exiting.
@@ -152,7 +156,7 @@ func (k RuntimeSupervisor) Run(ctx context.Context) error {
 			retry.Reset()
 		}
 		k.Log.Warn("container runtime does not run or cannot be watched; its containers keep running, starting it if necessary")
-		err := StartRuntime(ctx, k.Layout, k.PodCIDRs)
+		err := StartRuntime(ctx, k.Layout, k.PodCIDRs, k.PacketFilter)
 		if ctx.Err() != nil {
 			return nil
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // TestConfigFileArgs checks that a cluster with --root uses the machine's configuration files except
@@ -26,12 +27,15 @@ func TestConfigFileArgs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, n := range []layout.Node{l, l.Numbered(2)} {
-		o, err := runtimeOptions(n, "")
+		o, err := runtimeOptions(n, "", packetfilter.NFTables)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Contains(o.Args, "--registry-config="+file) {
 			t.Errorf("file of the cluster is not passed: %q", o.Args)
+		}
+		if !slices.Contains(o.Args, "--proxy-mode=nftables") {
+			t.Errorf("the mode of the packet filter is not passed: %q", o.Args)
 		}
 	}
 	if got := configFileArgs(layout.Default()); len(got) > 0 {
@@ -44,7 +48,7 @@ func TestConfigFileArgs(t *testing.T) {
 func TestKubeletDirFlags(t *testing.T) {
 	kubeletFlags := func(l layout.Node) []string {
 		t.Helper()
-		o, err := runtimeOptions(l, "")
+		o, err := runtimeOptions(l, "", packetfilter.NFTables)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+
+	"hyperkube/internal/host/packetfilter"
 )
 
 // osReleaseFiles are the files that identify the distribution, in the order in which os-release(5)
@@ -66,6 +68,21 @@ func readOSRelease(files []string) string {
 		}
 	}
 	return ""
+}
+
+// checkPacketFilter checks that packet filter rules can be written in a mode. With iptables, find must find its programs.
+// nftables reports an error if the kernel does not support nftables. osRelease is the content of os-release(5).
+func checkPacketFilter(mode packetfilter.Mode, find func(program string) (string, error), nftables func() error, osRelease string) []Problem {
+	if mode != packetfilter.IPTables {
+		err := nftables()
+		if err == nil {
+			return nil
+		}
+		if mode == packetfilter.NFTables {
+			return []Problem{NewProblem("SystemVerification", err)}
+		}
+	}
+	return checkPrograms(find, osRelease)
 }
 
 // checkPrograms checks that find finds the programs which a node executes. osRelease is the content

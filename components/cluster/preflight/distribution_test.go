@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"hyperkube/internal/host/packetfilter"
 )
 
 // TestHint uses the identifying lines of /etc/os-release of each distribution.
@@ -35,15 +37,23 @@ func TestHint(t *testing.T) {
 	}
 }
 
-func TestPrograms(t *testing.T) {
+func TestPacketFilter(t *testing.T) {
+	programs := []string{"FileExisting-iptables", "FileExisting-iptables-restore"}
 	for _, test := range []struct {
 		name      string
+		mode      packetfilter.Mode
 		installed []string
+		nftables  error
 		missing   []string
 	}{
-		{"all", []string{"iptables", "iptables-restore"}, nil},
-		{"one", []string{"iptables"}, []string{"FileExisting-iptables-restore"}},
-		{"none", nil, []string{"FileExisting-iptables", "FileExisting-iptables-restore"}},
+		{"all", packetfilter.IPTables, []string{"iptables", "iptables-restore"}, nil, nil},
+		{"one", packetfilter.IPTables, []string{"iptables"}, nil, programs[1:]},
+		{"none", packetfilter.IPTables, nil, nil, programs},
+		{"none, nftables", packetfilter.NFTables, nil, nil, nil},
+		{"none, auto", packetfilter.Auto, nil, nil, nil},
+		{"none, default", "", nil, nil, nil},
+		{"auto without nf_tables", packetfilter.Auto, programs, errors.New("no nf_tables"), programs},
+		{"nftables without nf_tables", packetfilter.NFTables, []string{"iptables", "iptables-restore"}, errors.New("apk add iptables"), []string{"SystemVerification"}},
 	} {
 		find := func(program string) (string, error) {
 			if slices.Contains(test.installed, program) {
@@ -52,7 +62,7 @@ func TestPrograms(t *testing.T) {
 			return "", exec.ErrNotFound
 		}
 		var missing []string
-		for _, p := range checkPrograms(find, "ID=alpine\n") {
+		for _, p := range checkPacketFilter(test.mode, find, func() error { return test.nftables }, "ID=alpine\n") {
 			missing = append(missing, p.Check)
 			if !strings.Contains(p.Error(), "apk add iptables") {
 				t.Errorf("%s: %v does not name the package", test.name, p)

@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/manifests"
 )
 
@@ -33,13 +34,13 @@ const minFreeDiskRestart = 64 << 20
 const minMemory = 256 << 20
 
 // Check checks the requirements of this machine and returns all problems as one error with the exit code of a preflight
-// error. ports are the TCP ports that must be free.
-func Check(l layout.Node, ports []int) error {
+// error. ports are the TCP ports that must be free, and mode is how packet filter rules are written.
+func Check(l layout.Node, ports []int, mode packetfilter.Mode) error {
 	if err := command.RequireRoot(); err != nil {
 		return err
 	}
 	var errs []error
-	for _, p := range check(l, ports) {
+	for _, p := range check(l, ports, mode) {
 		errs = append(errs, p)
 	}
 	if len(errs) == 0 {
@@ -54,14 +55,14 @@ func Check(l layout.Node, ports []int) error {
 // warnings that are never errors.
 //
 // https://kubernetes.io/docs/reference/setup-tools/kubeadm/kubeadm-init/
-func CheckIgnoring(l layout.Node, ports []int, ignored []string, warn func(problem error)) error {
+func CheckIgnoring(l layout.Node, ports []int, mode packetfilter.Mode, ignored []string, warn func(problem error)) error {
 	if err := command.RequireRoot(); err != nil {
 		return err
 	}
 	for _, p := range warnings("/proc/swaps") {
 		warn(p)
 	}
-	return FatalError(check(l, ports), ignored, warn)
+	return FatalError(check(l, ports, mode), ignored, warn)
 }
 
 // FatalError returns an error with all problems except the ignored ones, which it passes to warn. It
@@ -125,13 +126,13 @@ func CheckName(err error) string {
 
 // check runs the checks of a machine and returns all problems: used ports, files of another cluster, missing programs
 // and kernel features, disk space and memory.
-func check(l layout.Node, ports []int) []Problem {
-	return Problems(l, ports, func() error { return exec.Command("modprobe", "overlay").Run() })
+func check(l layout.Node, ports []int, mode packetfilter.Mode) []Problem {
+	return Problems(l, ports, mode, func() error { return exec.Command("modprobe", "overlay").Run() })
 }
 
 // Problems checks the requirements of this machine like Check and returns the problems. If the kernel does not
 // support overlayfs yet, it calls loadOverlay, which reports whether the kernel module can be loaded.
-func Problems(l layout.Node, ports []int, loadOverlay func() error) []Problem {
+func Problems(l layout.Node, ports []int, mode packetfilter.Mode, loadOverlay func() error) []Problem {
 	problems := checkPorts(ports)
 	add := func(check string, err error) { problems = append(problems, Problem{check, err}) }
 	for _, path := range otherCluster(l) {
@@ -139,7 +140,7 @@ func Problems(l layout.Node, ports []int, loadOverlay func() error) []Problem {
 			fmt.Errorf("%s already exists: this machine belongs to another cluster", path), "remove it first, for example with `kubeadm reset`"))
 	}
 	osRelease := readOSRelease(osReleaseFiles)
-	problems = append(problems, checkPrograms(exec.LookPath, osRelease)...)
+	problems = append(problems, checkPacketFilter(mode, exec.LookPath, packetfilter.CheckNFTables, osRelease)...)
 	if data, err := os.ReadFile("/proc/filesystems"); err == nil {
 		if err := checkOverlayModule(string(data), loadOverlay, osRelease); err != nil {
 			add("SystemVerification", err)

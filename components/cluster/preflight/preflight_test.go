@@ -59,7 +59,7 @@ func TestIgnored(t *testing.T) {
 		{[]string{"ALL"}, nil},
 	} {
 		var warned []string
-		err := CheckIgnoring(l, []int{port}, c.ignored, func(problem error) { warned = append(warned, CheckName(problem)) })
+		err := CheckIgnoring(l, []int{port}, "", c.ignored, func(problem error) { warned = append(warned, CheckName(problem)) })
 		for _, name := range []string{inUse, other} {
 			wrong := slices.Contains(c.wrong, name)
 			if found := err != nil && strings.Contains(err.Error(), "\t[ERROR "+name+"]: "); found != wrong || slices.Contains(warned, name) == wrong {

@@ -38,6 +38,7 @@ import (
 	"hyperkube/internal/host/atomicfile"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/host/process"
 )
 
@@ -135,6 +136,8 @@ type nodeManager struct {
 	steps   *progress.Steps
 	// noSeccompDefault turns off seccompDefault of the nodes.
 	noSeccompDefault bool
+	// proxyMode is the setting how packet filter rules are written.
+	proxyMode packetfilter.Mode
 	// apiServer is the address and port of the API server. The address is unspecified if it listens on all.
 	apiServer netip.AddrPort
 }
@@ -147,7 +150,7 @@ func (f *nodeManager) ensure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	existing, err := f.existingNetwork()
+	existing, err := f.existingNetwork(ctx)
 	if err != nil {
 		return err
 	}
@@ -178,7 +181,7 @@ func (f *nodeManager) ensure(ctx context.Context) error {
 		}
 		return existing.RemoveBridge(parent)
 	}
-	machine, err := f.openNetwork()
+	machine, err := f.openNetwork(ctx)
 	if err != nil {
 		return errors.Join(err, group.Wait())
 	}
@@ -193,8 +196,8 @@ func (f *nodeManager) ensure(ctx context.Context) error {
 }
 
 // openNetwork returns the network of the nodes with an open journal of host changes.
-func (f *nodeManager) openNetwork() (*localnodes.Network, error) {
-	m, err := f.network()
+func (f *nodeManager) openNetwork(ctx context.Context) (*localnodes.Network, error) {
+	m, err := f.network(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -204,11 +207,11 @@ func (f *nodeManager) openNetwork() (*localnodes.Network, error) {
 
 // existingNetwork returns the network of the nodes, without a journal, if its bridge exists. It returns nil if there is
 // no bridge or if the cluster never had additional nodes.
-func (f *nodeManager) existingNetwork() (*localnodes.Network, error) {
+func (f *nodeManager) existingNetwork(ctx context.Context) (*localnodes.Network, error) {
 	if f.desired.Subnet == "" {
 		return nil, nil // additional nodes were never created, or without a network
 	}
-	m, err := f.network()
+	m, err := f.network(ctx)
 	if err != nil || !m.HasBridge() {
 		return nil, err
 	}
@@ -216,7 +219,7 @@ func (f *nodeManager) existingNetwork() (*localnodes.Network, error) {
 }
 
 // network returns the network of the nodes, without a journal. The saved configuration must have a subnet.
-func (f *nodeManager) network() (*localnodes.Network, error) {
+func (f *nodeManager) network(ctx context.Context) (*localnodes.Network, error) {
 	m := &localnodes.Network{Layout: f.layout}
 	var err error
 	if m.Subnet, err = netip.ParsePrefix(f.desired.Subnet); err != nil {
@@ -234,6 +237,9 @@ func (f *nodeManager) network() (*localnodes.Network, error) {
 	}
 	if m.HostAddresses, err = clusterconfig.NodeAddresses(f.cluster.PodCIDRs); err != nil {
 		return nil, err
+	}
+	if m.PacketFilter, err = f.proxyMode.Select(ctx); err != nil {
+		return nil, fmt.Errorf("--proxy-mode: %w", err)
 	}
 	return m, nil
 }
@@ -327,7 +333,7 @@ func (f *nodeManager) server(machine *localnodes.Network) string {
 func (f *nodeManager) isOutdated(machine *localnodes.Network, i int) bool {
 	l := f.layout.Numbered(i)
 	var o node.Options
-	if o.Load(l) == nil && (o.Network != string(f.desired.Network) || o.NoSeccompDefault != f.noSeccompDefault) {
+	if o.Load(l) == nil && (o.Network != string(f.desired.Network) || o.NoSeccompDefault != f.noSeccompDefault || o.ProxyMode != f.proxyMode) {
 		return true
 	}
 	rest, err := clientcmd.BuildConfigFromFlags("", filepath.Join(l.Data, "kubelet.conf"))
@@ -341,7 +347,7 @@ func (f *nodeManager) configure(machine *localnodes.Network, i int) ([]*pki.Pair
 	o := node.Options{
 		Kubeconfig: filepath.Join(l.Data, "kubelet.conf"), ProxyKubeconfig: filepath.Join(l.Data, "proxy.conf"),
 		Name: name, IP: strings.Join(addresses, ","), DNS: []string{f.cluster.DNSAddress}, Domain: f.cluster.Domain,
-		ClusterCIDRs: f.cluster.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.desired.Network), NoSeccompDefault: f.noSeccompDefault,
+		ClusterCIDRs: f.cluster.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.desired.Network), ProxyMode: f.proxyMode, NoSeccompDefault: f.noSeccompDefault,
 	}
 	serving, err := f.ca.EnsurePair(filepath.Join(l.PKI(), "kubelet"), pki.KubeletServer(name, slices.Concat(addresses, []string{"127.0.0.1", "localhost"})...))
 	if err != nil {
@@ -423,7 +429,7 @@ func (o *upOptions) updateNodes(ctx context.Context, l layout.Node, s *progress.
 		return err
 	}
 	defer t.Release()
-	f := nodeManager{layout: l, steps: s, noSeccompDefault: o.noSeccompDefault, apiServer: apiServerAddress(&o.settings)}
+	f := nodeManager{layout: l, steps: s, noSeccompDefault: o.noSeccompDefault, proxyMode: o.packetFilter(), apiServer: apiServerAddress(&o.settings)}
 	var found bool
 	if f.cluster, found, err = clusterconfig.Load(l); err != nil || !found {
 		return errors.Join(err, errStarting)

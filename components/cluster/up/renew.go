@@ -136,7 +136,7 @@ func (c *clusterRun) renewAdditionalNodes(ctx context.Context, p *parts) (pairs 
 	defer lock.Release()
 	f := c.newNodeManager(p, saved)
 	f.steps = progress.New(func(progress.Step) {})
-	machine, err := f.openNetwork()
+	machine, err := f.openNetwork(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -32,9 +32,12 @@ import (
 	"hyperkube/internal/host/hostaddress"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // clusterRun runs a cluster in this process: etcd, the control plane, and the node of this machine.
+//
+// Size: one field for each setting of up, and what the steps of the start have created.
 type clusterRun struct {
 	layout layout.Node
 	// cluster is the saved configuration of the cluster, additional that of its additional nodes.
@@ -56,6 +59,8 @@ type clusterRun struct {
 	credentialProviders node.CredentialProviders
 	// noSeccompDefault turns off seccompDefault of the nodes.
 	noSeccompDefault bool
+	// proxyMode is the setting how packet filter rules are written.
+	proxyMode packetfilter.Mode
 	// auditLog is the file of the API server's audit log; empty disables auditing.
 	auditLog string
 	// settings are the content of the configuration files.
@@ -94,7 +99,15 @@ func (c *clusterRun) run(ctx context.Context) (err error) {
 		return command.ConfigError(err)
 	}
 	runtime := make(chan error, 1)
-	go func() { runtime <- node.StartRuntime(ctx, c.layout, podCIDRs) }()
+	var mode packetfilter.Mode // valid when runtime has returned nil
+	go func() {
+		var err error
+		if mode, err = c.proxyMode.Select(ctx); err != nil {
+			runtime <- fmt.Errorf("--proxy-mode: %w", err)
+			return
+		}
+		runtime <- node.StartRuntime(ctx, c.layout, podCIDRs, mode)
+	}()
 
 	step := c.steps.Begin("certificates")
 	if err := c.prepare(); err != nil {
@@ -140,7 +153,8 @@ func (c *clusterRun) run(ctx context.Context) (err error) {
 	if err := c.wait(ctx, group, "the container runtime", nil, receiveError(runtime)); err != nil {
 		return err
 	}
-	group.Start(background, "container runtime", node.RuntimeSupervisor{Layout: c.layout, PodCIDRs: podCIDRs, Log: c.log})
+	group.Start(background, "container runtime", node.RuntimeSupervisor{Layout: c.layout, PodCIDRs: podCIDRs, PacketFilter: mode, Log: c.log})
+	parts.node.PacketFilter = mode
 	n, err := node.New(parts.node)
 	if err != nil {
 		return err
@@ -268,8 +282,8 @@ func (c *clusterRun) startAdditionalNodes(ctx context.Context, p *parts) error {
 	return f.ensure(ctx)
 }
 
-// maintainNodeRules restores the iptables rules of the additional nodes when another program removes them, until ctx is
-// done. It starts when the first of them is created, which another process may do. If their configuration cannot be
+// maintainNodeRules restores the packet filter rules of the additional nodes when another program removes them, until ctx
+// is done. It starts when the first of them is created, which another process may do. If their configuration cannot be
 // loaded, it only logs that.
 func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 	first := additionalNodeName(c.cluster, 1)
@@ -281,13 +295,13 @@ func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 	if err == nil && saved.Count > 1 {
 		f := c.newNodeManager(p, saved)
 		var machine *localnodes.Network
-		if machine, err = f.network(); err == nil {
+		if machine, err = f.network(ctx); err == nil {
 			machine.MaintainRules(ctx, log)
 			return nil
 		}
 	}
 	if err != nil {
-		log.Warn("loading the additional nodes or their network failed; iptables rules that another program removes are not restored, retrying at the next start of the cluster", "err", err)
+		log.Warn("loading the additional nodes or their network failed; packet filter rules that another program removes are not restored, retrying at the next start of the cluster", "err", err)
 	}
 	<-ctx.Done()
 	return nil
@@ -297,7 +311,7 @@ func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 func (c *clusterRun) newNodeManager(p *parts, desired additionalNodes) nodeManager {
 	return nodeManager{
 		layout: c.layout, cluster: c.cluster, desired: desired, ca: c.pki.CA,
-		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps, noSeccompDefault: c.noSeccompDefault, apiServer: apiServerAddress(&c.settings),
+		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps, noSeccompDefault: c.noSeccompDefault, proxyMode: c.proxyMode, apiServer: apiServerAddress(&c.settings),
 	}
 }
 

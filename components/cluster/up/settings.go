@@ -95,6 +95,7 @@ func (o *upOptions) validate() error {
 		}
 	}
 	check("pod-network", network.Mode(o.podNetwork).Validate())
+	check("proxy-mode", o.proxyMode.Validate())
 	if o.nodeName != "" {
 		check("node-name", clusterconfig.CheckNodeName(o.nodeName))
 	}

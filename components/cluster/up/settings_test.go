@@ -10,6 +10,7 @@ import (
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/network"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // TestValidateConfig checks the errors of values that are valid for the type of a flag, but not for the cluster.
@@ -20,6 +21,7 @@ func TestValidateConfig(t *testing.T) {
 	for text, want := range map[string]string{
 		"nodeName: a\nnodes: 2\nclusterCIDR: [10.1.0.0/16, 'fd00:1::/56']\nserviceCIDR: [10.2.0.0/16]\npodNetwork: vxlan\nwith: [metrics]": "",
 		"nodeName: A_b":                  "c.yaml:3: nodeName: invalid node name",
+		"proxyMode: ipvs":                `c.yaml:3: proxyMode: unsupported value "ipvs"`,
 		"nodes: -1":                      "c.yaml:3: nodes: must be from 1 to",
 		"clusterCIDR: [10.0.0.0/33]":     "c.yaml:3: clusterCIDR: invalid CIDR",
 		"\nserviceCIDR: [10.0.0.0/33]":   "c.yaml:4: serviceCIDR: invalid CIDR",
@@ -74,6 +76,7 @@ func TestOutdatedNode(t *testing.T) {
 		{"same", node.Options{Network: "vxlan"}, "https://192.0.2.1:7443", false},
 		{"network", node.Options{}, "https://192.0.2.1:7443", true},
 		{"seccomp", node.Options{Network: "vxlan", NoSeccompDefault: true}, "https://192.0.2.1:7443", true},
+		{"proxy mode", node.Options{Network: "vxlan", ProxyMode: packetfilter.NFTables}, "https://192.0.2.1:7443", true},
 		{"port", node.Options{Network: "vxlan"}, "https://192.0.2.1:6443", true},
 	} {
 		if err := c.options.Save(l.Numbered(1)); err != nil {

@@ -3,6 +3,7 @@
 package up
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ import (
 	"hyperkube/internal/base/logging"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/host/process"
 	"hyperkube/manifests"
 )
@@ -65,6 +67,8 @@ type upOptions struct {
 	manifests string
 	// podNetwork is a network.Mode; empty keeps the current one.
 	podNetwork string
+	// proxyMode is how packet filter rules are written; empty means as the KubeProxyConfiguration specifies, or auto.
+	proxyMode packetfilter.Mode
 	// nodeMonitorGracePeriod is how long a node may not report its status; 0 means the default.
 	nodeMonitorGracePeriod time.Duration
 	// bindAddress is the address of the servers of the controller manager and the scheduler.
@@ -105,6 +109,7 @@ func newCommand(o *upOptions) *cobra.Command {
 	flags.StringVar(&o.podNetwork, "pod-network", "", "How pod traffic between nodes is sent: auto (routes within a subnet, otherwise VXLAN), vxlan or direct.")
 	flags.StringVar(&o.kubeletConfig, "kubelet-config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.kubeletConfigDir, "kubelet-config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
+	node.RegisterProxyMode(flags, &o.proxyMode)
 	o.credentialProviders.Register(flags)
 	node.RegisterSeccompDefault(flags, &o.noSeccompDefault)
 	flags.StringVar(&o.auditLog, "audit-log-path", "", "If set, the metadata of requests to the API server is logged to this file, which is rotated. The policy is audit-policy.yaml in the data directory.")
@@ -347,7 +352,7 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 		o.apiServerPort(), layout.PortEtcdClient, layout.PortEtcdPeer,
 		layout.PortKubelet, layout.PortProxyHealthz,
 	}
-	if err := preflight.Check(l, ports); err != nil {
+	if err := preflight.Check(l, ports, o.packetFilter()); err != nil {
 		return err
 	}
 	for _, dir := range []string{l.Data, l.Run} {
@@ -367,8 +372,13 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 		s.Send(progress.Step{Text: text, Waiting: true})
 	}
 	step.Done("preflight checks passed for node %q", id.NodeName)
-	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: o.manifests}, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog, settings: o.settings}
+	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: o.manifests}, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog, settings: o.settings, proxyMode: o.packetFilter()}
 	return c.run(ctx)
+}
+
+// packetFilter returns the setting how packet filter rules are written: that of the flag or, without it, of kube-proxy.
+func (o *upOptions) packetFilter() packetfilter.Mode {
+	return cmp.Or(o.proxyMode, o.settings.Components.Proxy.Mode())
 }
 
 // loadOrCreateConfig loads the configuration of the cluster, or creates it at the first start, and applies the options

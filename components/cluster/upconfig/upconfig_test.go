@@ -216,7 +216,7 @@ func TestErrors(t *testing.T) {
 		"kubelet: value":          {kubeletHead + "evictionHard: {nosuch.available: 5%}", []string{"config.yaml:1: KubeletConfiguration: ", "nosuch"}},
 		"kubelet: argument":       {upHead + "kubeletExtraArgs: [{name: max-pods, value: x}]", []string{"config.yaml:3: kubelet: invalid argument"}},
 		"kubelet: argument field": {upHead + "kubeletExtraArgs: [{nam: max-pods}]", []string{"config.yaml:3: UpConfiguration: kubeletExtraArgs[0].nam: unknown field"}},
-		"proxy: mode":             {proxyHead + "mode: ipvs", []string{"config.yaml:1: KubeProxyConfiguration: mode ipvs is not supported"}},
+		"proxy: mode":             {proxyHead + "mode: ipvs", []string{`config.yaml:1: KubeProxyConfiguration: mode: unsupported value "ipvs"`}},
 		"proxy: client":           {proxyHead + "clientConnection: {kubeconfig: /x}", []string{"clientConnection.kubeconfig"}},
 		"scheduler: plugin":       {schedulerHead + "profiles:\n- plugins: {score: {enabled: [{name: Magic}]}}", []string{"config.yaml:1: KubeSchedulerConfiguration: ", "Magic"}},
 		"scheduler: field":        {schedulerHead + "profiles:\n- pluginz: {}", []string{"config.yaml:4: KubeSchedulerConfiguration: profiles[0].pluginz: unknown field"}},

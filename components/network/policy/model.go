@@ -1,4 +1,4 @@
-// Package policy enforces NetworkPolicies for the pods of one node with iptables rules.
+// Package policy enforces NetworkPolicies for the pods of one node with packet filter rules.
 //
 // A packet to or from the node's pods traverses these chains:
 //

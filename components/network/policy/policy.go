@@ -33,11 +33,13 @@ type Config struct {
 	// Informers is the factory of the informers of policies, which the caller starts, and of pods and
 	// namespaces, which the Enforcer starts when the first policy exists.
 	Informers informers.SharedInformerFactory
+	// PacketFilter is how rules are written. Empty means packetfilter.IPTables.
+	PacketFilter packetfilter.Mode
 	// Log receives warnings. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// Enforcer keeps this node's iptables rules in sync with the NetworkPolicies, pods and namespaces
+// Enforcer keeps this node's packet filter rules in sync with the NetworkPolicies, pods and namespaces
 // of the cluster.
 type Enforcer struct {
 	cfg      Config
@@ -67,7 +69,7 @@ func New(cfg Config) (*Enforcer, error) {
 	}
 	e := &Enforcer{
 		cfg: cfg, policies: cfg.Informers.Networking().V1().NetworkPolicies().Informer(), dirty: make(chan struct{}, 1),
-		writer:   newWriter(cfg.Log, nil),
+		writer:   newWriter(cfg.PacketFilter, cfg.Log, nil),
 		expected: map[types.UID]expectation{},
 	}
 	registration, err := e.policies.AddEventHandler(e.handler(func(old, obj any) bool {
@@ -83,10 +85,10 @@ func New(cfg Config) (*Enforcer, error) {
 // newWriter returns the packet filter writer for the rules of this package. backend is nil except
 // in tests. Package podnet creates HK-POLICY, and records all chains of this package in the
 // journal.
-func newWriter(log *slog.Logger, backend packetfilter.Backend) *packetfilter.Writer {
+func newWriter(mode packetfilter.Mode, log *slog.Logger, backend packetfilter.Backend) *packetfilter.Writer {
 	return packetfilter.NewWriter(packetfilter.Config{
 		Owner: "network policies", Objects: []packetfilter.Chain{chain(chainPrefix + "*")}, Foreign: []packetfilter.Chain{chain(chainPolicy)},
-		Guarded: []string{chainPolicy, chainPrefix + "*"}, Log: log, Backend: backend,
+		Guarded: []string{chainPolicy, chainPrefix + "*"}, Mode: mode, Log: log, Backend: backend,
 	})
 }
 
@@ -141,14 +143,14 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			if !e.writer.Lost(ctx) {
 				continue
 			}
-			e.cfg.Log.Info("iptables rules of network policies are missing, changed or unreadable, probably because of another program; policies may not have been enforced; writing the rules again now")
+			e.cfg.Log.Info("rules of network policies are missing, changed or unreadable, probably because of another program; policies may not have been enforced; writing the rules again now")
 		}
 		if !guarded && len(e.policies.GetStore().ListKeys()) > 0 {
 			guarded = true
 			watching.Go(func() { e.writer.Run(ctx, suspect) })
 		}
 		if err := e.sync(ctx); err != nil && ctx.Err() == nil {
-			e.cfg.Log.Error("writing iptables rules of network policies failed; the latest changes of policies and pods are not enforced, retrying", "retryAfter", retryAfter, "err", err)
+			e.cfg.Log.Error("writing rules of network policies failed; the latest changes of policies and pods are not enforced, retrying", "retryAfter", retryAfter, "err", err)
 			timer.Reset(retryAfter)
 		}
 		// Changes in this time are written together.
@@ -174,7 +176,7 @@ func (e *Enforcer) sync(ctx context.Context) error {
 	for _, is6 := range []bool{false, true} {
 		family, chains := packetfilter.FamilyOf(is6), build(state, e.cfg.Bridge, is6)
 		if is6 && len(chains) == 1 && !e.writer.Current(family) && !e.uses6(state) {
-			continue // do not touch ip6tables if no pod uses IPv6
+			continue // do not touch IPv6 rules if no pod uses IPv6
 		}
 		if err := e.writer.Sync(ctx, family, packetfilter.Ruleset{Chains: chains}); err != nil {
 			return err

@@ -310,7 +310,7 @@ func TestLeftover(t *testing.T) {
 		"*nat\n:HK-NP-X - [0:0]\nCOMMIT\n*mangle\n:INPUT ACCEPT [0:0]\n:HK-POLICY - [0:0]\n:HK-NP-IN - [0:0]\n-A HK-POLICY -j HK-NP-IN\nCOMMIT\n": "*mangle\n:HK-POLICY - [0:0]\n:HK-NP-IN - [0:0]\n-X HK-NP-IN\nCOMMIT\n",
 	} {
 		kernel := &fakeKernel{state: packetfilter.ParseState(saved)}
-		if err := newWriter(nil, kernel).Sync(t.Context(), packetfilter.IPv4, packetfilter.Ruleset{Chains: build(&State{}, "br", false)}); err != nil {
+		if err := newWriter(packetfilter.IPTables, nil, kernel).Sync(t.Context(), packetfilter.IPv4, packetfilter.Ruleset{Chains: build(&State{}, "br", false)}); err != nil {
 			t.Fatal(err)
 		}
 		if kernel.written != want {

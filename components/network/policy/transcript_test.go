@@ -18,7 +18,8 @@ import (
 // TestTranscript prints the rules that enforce policies, in the notation of iptables-restore. Run it
 // with -rewrite to update testdata.
 //
-// "build" prints the rules of IPv4 and "build ipv6" those of IPv6. The input has these lines:
+// "build" prints the rules of IPv4 and "build ipv6" those of IPv6. With the argument "nftables", they print the chains of
+// nftables. The input has these lines:
 //
 //	namespace NAME KEY=VALUE...
 //	pod NAMESPACE/NAME ADDRESS... KEY=VALUE... port:NAME=[PROTOCOL/]NUMBER... [elsewhere]
@@ -31,7 +32,11 @@ func TestTranscript(t *testing.T) {
 			if d.Cmd != "build" {
 				t.Fatalf("unknown command %s", d.Cmd)
 			}
-			return packetfilter.Change{Replace: build(parseState(t, d.Input), "hk-br0", d.HasArg("ipv6"))}.String()
+			chains := build(parseState(t, d.Input), "hk-br0", d.HasArg("ipv6"))
+			if d.HasArg("nftables") {
+				return packetfilter.TextNFTables(packetfilter.FamilyOf(d.HasArg("ipv6")), chains)
+			}
+			return packetfilter.Change{Replace: chains}.String()
 		})
 	})
 }

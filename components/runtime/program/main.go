@@ -26,6 +26,7 @@ import (
 	_ "hyperkube/components/runtime/container/initial" // as `init`, the program stops in its init function
 	"hyperkube/components/runtime/images"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 func main() {
@@ -40,6 +41,7 @@ func main() {
 type options struct {
 	cfg            runtime.Config
 	podCIDR        string
+	proxyMode      string
 	registryConfig string
 	pidFile        string
 	cdiDirs        string
@@ -60,6 +62,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.cfg.ImagesDir, "images-dir", "", "directory of image archives (*.tar) to import at startup")
 	f.StringVar(&o.cfg.LinkPrefix, "link-prefix", "hk", "name prefix of network links")
 	f.StringVar(&o.podCIDR, "pod-cidr", "10.244.0.0/24", "pod CIDRs until the kubelet sets others, one per IP family, separated by commas; if empty, the network is not ready until then")
+	f.StringVar(&o.proxyMode, "proxy-mode", string(packetfilter.Auto), "how rules of the pod network are written: auto, iptables or nftables")
 	f.IntVar(&o.cfg.MTU, "mtu", 0, "MTU of the pods' links; 0 uses the MTU of the link with the default route")
 	f.StringVar(&o.cfg.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "CNI configuration directory; if it contains a configuration, CNI plugins connect new pods")
 	f.StringVar(&o.cniBinDirs, "cni-bin-dirs", "/opt/cni/bin,/usr/lib/cni", "directories of CNI plugin binaries, separated by commas")
@@ -122,6 +125,9 @@ func run(args []string) error {
 	}
 	if o.cfg.Handlers, err = runtime.LoadHandlers(o.handlers); err != nil {
 		return err
+	}
+	if o.cfg.PacketFilter, err = packetfilter.Mode(o.proxyMode).Select(context.Background()); err != nil {
+		return fmt.Errorf("--proxy-mode: %w", err)
 	}
 	o.cfg.CNIBinDirs = strings.FieldsFunc(o.cniBinDirs, func(r rune) bool { return r == ',' })
 	o.cfg.CDIDirs = strings.FieldsFunc(o.cdiDirs, func(r rune) bool { return r == ',' })

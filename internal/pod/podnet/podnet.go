@@ -1,7 +1,7 @@
 // Package podnet implements the pod network of a node: addresses from the node's pod CIDRs, veth
 // pairs connected to the pod bridge, a default route and host ports. It works in the network
-// namespace of the caller and uses netlink. It runs iptables once at startup and when host ports
-// change, but not for ordinary pods.
+// namespace of the caller and uses netlink. It writes packet filter rules once at startup and when host
+// ports change, but not for ordinary pods.
 //
 // The bridge has the first address of each CIDR, which is the gateway of the pods. Packets from a
 // CIDR that do not leave through the bridge are masqueraded, unless a rule in the chain HK-NOMASQ
@@ -47,6 +47,8 @@ type Config struct {
 	// OpenPorts are TCP ports of this host to which pods can connect regardless of the host's
 	// firewall. Their servers must authenticate clients.
 	OpenPorts []int
+	// PacketFilter is how rules are written. Empty means IPTables.
+	PacketFilter packetfilter.Mode
 	// Journal records the changes to the host. If it is nil, nothing is recorded.
 	Journal *hostjournal.Journal
 	// Log receives warnings. If it is nil, slog.Default() is used.
@@ -63,7 +65,7 @@ type Network struct {
 	remover *remover
 	writer  *packetfilter.Writer
 
-	mu     sync.Mutex // guards the fields below, and changes of the bridge and iptables
+	mu     sync.Mutex // guards the fields below, and changes of the bridge and the rules
 	bridge int        // link index of the bridge; zero until Setup has succeeded
 	mtu    int        // MTU of the bridge
 	cidrs  []netip.Prefix
@@ -173,7 +175,7 @@ func (n *Network) storeCIDRs(cidrs []netip.Prefix) (same bool, err error) {
 // node has none yet.
 var ErrNoCIDR = errors.New("node has no pod CIDR yet")
 
-// Setup creates the bridge, sysctls and iptables rules of the pod network, or repairs existing
+// Setup creates the bridge, sysctls and packet filter rules of the pod network, or repairs existing
 // ones. It records them in the host change journal first. It returns ErrNoCIDR if there are no
 // CIDRs.
 func (n *Network) Setup(ctx context.Context) error {

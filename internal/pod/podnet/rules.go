@@ -63,7 +63,7 @@ func newWriter(cfg Config) *packetfilter.Writer {
 		Owner:   "the pod network",
 		Shared:  sharedChains,
 		Guarded: []string{chainForward, chainInput, chainMasquerade, chainHostPorts, chainHostPortsSN},
-		Journal: cfg.Journal, Log: cfg.Log,
+		Mode:    cfg.PacketFilter, Journal: cfg.Journal, Log: cfg.Log,
 	})
 }
 
@@ -74,13 +74,13 @@ func (n *Network) setupRules(ctx context.Context) error {
 		family := familyOf(cidr.Addr())
 		n.writer.Forget(family)
 		if err := n.writer.Sync(ctx, family, n.rules(cidr)); err != nil {
-			return fmt.Errorf("writing iptables rules of the pod network: %w", err)
+			return fmt.Errorf("writing rules of the pod network: %w", err)
 		}
 	}
 	return nil
 }
 
-// Maintain restores the iptables rules of the pod network whenever another program removes them,
+// Maintain restores the rules of the pod network whenever another program removes them,
 // for example by reloading a firewall, until ctx is done. Call it once. It restores nothing before
 // Setup has succeeded.
 func (n *Network) Maintain(ctx context.Context) { n.writer.Maintain(ctx, n.restoreLost) }
