@@ -77,7 +77,6 @@ var brokenMachines = []brokenMachine{
 	{"port in use", func(string, layout.Node) error {
 		return listen("tcp", ":6443")
 	}, "ports", Error, "port 6443 is in use by exe (process", "kill "},
-	{"no iptables", func(root string, _ layout.Node) error { return os.Setenv("PATH", root) }, "programs", Error, "iptables not found in system path", "iptables"},
 	{"kubeadm leftovers", func(root string, l layout.Node) error {
 		return create(filepath.Join(l.StaticPods(), "kube-apiserver.yaml"), "kind: Pod\n", 0o600)
 	}, "other-cluster-files", Error, "kube-apiserver.yaml already exists: this machine belongs to another cluster", "kubeadm reset"},

@@ -29,6 +29,16 @@ import (
 	"hyperkube/internal/host/packetfilter"
 )
 
+// readRules returns the rules as iptables-save prints them. A machine without iptables, on which rules are written for
+// nftables, has none.
+func readRules(ctx context.Context, family packetfilter.Family) (string, error) {
+	saved, err := packetfilter.Save(ctx, family)
+	if errors.Is(err, packetfilter.ErrNotInstalled) && packetfilter.CheckNFTables() == nil {
+		return "", nil
+	}
+	return saved, err
+}
+
 // Host returns the Machine that describes this machine, in the network namespace of the calling thread. start is the
 // command that starts the cluster.
 func Host(l layout.Node, start string) *Machine {
@@ -45,7 +55,7 @@ func Host(l layout.Node, start string) *Machine {
 		Links:        probeLinks,
 		Inotify:      probeInotify,
 		ClockSynced:  readClockSync,
-		Rules:        packetfilter.Save,
+		Rules:        readRules,
 		Sync:         measureSync,
 		EtcdData:     func() (EtcdData, error) { return readEtcdData(l.Etcd()) },
 		Etcd:         func(ctx context.Context) (EtcdStatus, error) { return queryEtcd(ctx, l) },

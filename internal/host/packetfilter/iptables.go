@@ -92,11 +92,11 @@ func tool(family Family, verb string) (string, error) {
 			return dir + "/" + name, nil
 		}
 	}
-	return "", fmt.Errorf("%s %w: install iptables", name, errNoTool)
+	return "", fmt.Errorf("%s %w: install iptables", name, ErrNotInstalled)
 }
 
-// errNoTool is wrapped by the error if a program of iptables is not installed.
-var errNoTool = errors.New("not found on this machine")
+// ErrNotInstalled is wrapped by the error if a program of iptables is not installed.
+var ErrNotInstalled = errors.New("not found on this machine")
 
 // String returns the input of `iptables-restore --noflush` that makes the change, or "" if there is
 // nothing to change. Equal changes have equal strings, so that tests can compare them.

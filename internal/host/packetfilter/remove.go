@@ -27,7 +27,7 @@ func (m Mode) remove(ctx context.Context, family Family, patterns []Chain) error
 		return removeNFT(ctx, family, patterns, nil)
 	}
 	saved, err := Save(ctx, family)
-	if errors.Is(err, errNoTool) {
+	if errors.Is(err, ErrNotInstalled) {
 		return nil
 	}
 	if err != nil {
