@@ -358,7 +358,7 @@ func (sf *stdioFiles) openStreams(c *containerState, live *liveContainer) {
 	// A container whose log or streams are lost runs all the same.
 	complain := func(what string, err error) {
 		if err != nil {
-			sf.log.Warn("opening log, output or stdin of container after a restart of the container runtime failed; its data is lost until the container restarts, the container is not affected otherwise", "containerID", c.id, "stream", what, "err", err)
+			sf.log.Warn("opening log, output or stdin of container after a restart of the container runtime failed; without its log its output is lost, without its output or terminal it blocks when the pipe is full, without its stdin attach cannot send input, retrying at the next start of the container runtime", "containerID", c.id, "stream", what, "err", err)
 		}
 	}
 	var err error

@@ -47,8 +47,9 @@ func (u *fitError) Error() string {
 	return text
 }
 
-// fitText returns upstream's message for a number of nodes that were rejected with reasons, which maps each reason to
-// its number of nodes.
+// fitText returns the message "0/3 nodes are available: 1 reason A, 2 reason B." in upstream's words. nodes is the
+// number of nodes that were considered; all were rejected. reasons maps each reason to the number of nodes that were
+// rejected for it. If nodes is zero, the message is "no nodes available to schedule pods".
 func fitText(nodes int, reasons map[string]int) string {
 	if nodes == 0 {
 		return "no nodes available to schedule pods"

@@ -30,7 +30,8 @@ func newSerialEventSink(sink events.EventSink) *serialEventSink {
 	return &serialEventSink{EventSink: sink, slot: make(chan struct{}, 1), maxWaiting: maxWaitingEvents}
 }
 
-// Create creates an event when no other event is being written. It drops the event if ctx is done.
+// Create creates an event. It waits until no other event is being written, unless maxWaiting events already wait; then
+// it writes the event immediately. If ctx is done before, it drops the event and returns it without an error.
 func (u *serialEventSink) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
 	done, ok := u.begin(ctx)
 	if !ok {

@@ -28,7 +28,8 @@ import (
 	"strings"
 )
 
-// Limits of a type without a reason.
+// maxMethods and maxFields are the maximum numbers of methods and fields of a type whose doc comment does not give a
+// reason ("Size: …") for having more.
 const (
 	maxMethods = 30
 	maxFields  = 20

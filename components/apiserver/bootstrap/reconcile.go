@@ -12,19 +12,20 @@ import (
 	"hyperkube/internal/api"
 )
 
-// RBAC objects are reconciled with upstream's library: missing rules and subjects are added,
-// nothing is removed, and objects with the annotation rbac.authorization.kubernetes.io/autoupdate:
+// RBAC objects are reconciled with upstream's library: missing rules and subjects are added, nothing is removed except an
+// aggregation rule that the defaults do not have, and objects with the annotation rbac.authorization.kubernetes.io/autoupdate:
 // "false" are not changed. The library computes the result, and the store writes it.
 
-// reconcileClusterRole returns the existing ClusterRole with the missing rules, labels and annotations of wanted, or
-// nil if nothing changes or the role has opted out by its annotation.
+// reconcileClusterRole returns the existing ClusterRole with the missing rules, aggregation selectors, labels and
+// annotations of wanted, and without an aggregation rule if wanted has none. It returns nil if nothing changes or the
+// role has opted out by its annotation.
 func reconcileClusterRole(existing, wanted api.Object) api.Object {
 	return reconcileRules(
 		reconciliation.ClusterRoleRuleOwner{ClusterRole: existing.(*rbacv1.ClusterRole)},
 		reconciliation.ClusterRoleRuleOwner{ClusterRole: wanted.(*rbacv1.ClusterRole)})
 }
 
-// reconcileRole returns the existing Role with the missing rules of wanted, or nil if nothing changes or the role has
+// reconcileRole returns the existing Role with the missing rules, labels and annotations of wanted, or nil if nothing changes or the role has
 // opted out by its annotation.
 func reconcileRole(existing, wanted api.Object) api.Object {
 	return reconcileRules(

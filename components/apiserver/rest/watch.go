@@ -337,7 +337,7 @@ func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	}
 	before := len(w.buf)
 	if err := w.append(event, e, gone); err != nil {
-		w.cfg.Log.ErrorContext(w.ctx, "object in etcd cannot be decoded; the client's watch that should report it ends with an error event, and the client lists again: restore its encryption key and restart the API server, or delete it with the delete option ignoreStoreReadErrorWithClusterBreakingPotential", "resource", w.res.GVR(), "key", e.Key(), "err", err)
+		w.cfg.Log.ErrorContext(w.ctx, "object in etcd cannot be decoded; watches that should report it end with an error event and lists that contain it fail, so clients and controllers do not see changes of this resource: restore its encryption key and restart the API server, or delete it with the delete option ignoreStoreReadErrorWithClusterBreakingPotential", "resource", w.res.GVR(), "key", e.Key(), "err", err)
 		w.status(corruptEvent(err, gone != 0))
 		w.failed = true
 	} else {

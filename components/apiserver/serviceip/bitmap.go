@@ -27,8 +27,8 @@ type ports struct {
 	notes []portNote
 }
 
-// portNote is the result of one allocation: whether the port was requested (static) or chosen
-// (dynamic), and the error.
+// portNote is the result of one allocation of a node port, for metrics. scope is static if the client requested the
+// port, and dynamic if the allocator chose it. err is nil if the port was allocated.
 type portNote struct {
 	scope string
 	err   error

@@ -85,7 +85,7 @@ func (r *reader) kindOf(doc *strictyaml.Node) (kind, bool) {
 	return kind{}, false
 }
 
-// checkDocument adds the errors of decoding doc to a T.
+// checkDocument decodes doc into a T, discards the result, and adds the decoding errors to r.
 func checkDocument[T any](r *reader, doc *strictyaml.Node) {
 	_, errs := strictyaml.Decode[T](doc)
 	r.failDecoding(doc, errs)

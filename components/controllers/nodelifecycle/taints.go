@@ -48,8 +48,8 @@ func noScheduleFor(n *corev1.Node) []string {
 	return out
 }
 
-// conditionTaints adds and removes NoSchedule taints so that they match the Node's conditions. It returns the updated
-// Node.
+// conditionTaints adds and removes NoSchedule taints so that they match the Node's conditions and whether the Node is
+// cordoned. It returns the updated Node, or n if nothing changed, and a conflict if n is outdated.
 func (c *Controller) conditionTaints(ctx context.Context, n *corev1.Node) (*corev1.Node, error) {
 	return c.setTaints(ctx, n, corev1.TaintEffectNoSchedule, noScheduleKeys, noScheduleFor(n))
 }

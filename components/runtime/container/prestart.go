@@ -160,10 +160,10 @@ func (s *prestarted) discard() {
 	s.close()
 }
 
-// handOver prepares the start of p, the first process of the container c: when libcontainer starts p, it passes its
-// file descriptors to the pre-started process s, which then continues in its place. handOver sends s the cgroups to
-// join, the directory proc of the root in which to mount /proc (none if it is empty), and the file with the seccomp
-// filter to load (none if filter is nil).
+// handOver prepares the start of p, the first process of the container c; call it before p is started. It sends the
+// pre-started process s the cgroups to join, the path proc of the container's root in which to mount /proc (none if
+// empty), and the seccomp filter to load (none if nil). When libcontainer starts p, p sends its inherited file
+// descriptors to s and exits, and s continues in its place.
 func (s *prestarted) handOver(p *libcontainer.Process, c *libcontainer.Container, proc string, filter *os.File) error {
 	state, err := c.State()
 	if err != nil {

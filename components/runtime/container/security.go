@@ -281,8 +281,9 @@ type AppArmor struct {
 // appArmorProfile is the name of the default AppArmor profile of containers.
 const appArmorProfile = "hyperkube-default"
 
-// appArmorText is the default AppArmor profile of containers. It allows everything except writing kernel files,
-// mounting, and tracing or signaling processes outside the profile.
+// appArmorText is the default AppArmor profile of containers. It allows everything except writing kernel files, reading
+// sensitive ones such as /proc/kcore and /sys/firmware, mounting, and tracing or signaling processes outside the
+// profile.
 const appArmorText = `#include <tunables/global>
 profile ` + appArmorProfile + ` flags=(attach_disconnected,mediate_deleted) {
   #include <abstractions/base>
@@ -327,8 +328,9 @@ func DetectAppArmor(record func(profile string) error) (AppArmor, error) {
 	})
 }
 
-// detectAppArmor implements DetectAppArmor. sys is the sysfs directory. find returns the path of
-// apparmor_parser, or an error if it is not installed; the default profile is then not loaded.
+// detectAppArmor implements DetectAppArmor for the sysfs at sys. find returns the path of apparmor_parser; if it fails,
+// the default profile is not loaded, which is not an error. Before the profile is loaded, record is called with its
+// name, unless the kernel already has it. detectAppArmor returns an error if record or loading the profile fails.
 func detectAppArmor(sys string, record func(profile string) error, find func() (string, error)) (AppArmor, error) {
 	enabled, err := os.ReadFile(filepath.Join(sys, "module/apparmor/parameters/enabled"))
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {

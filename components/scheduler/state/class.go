@@ -44,7 +44,8 @@ const (
 	classLists
 )
 
-// Classes returns all classes of the pods on nodes. The slice belongs to the State, and changes when pods change.
+// Classes returns the classes of all pods that are on nodes. The slice belongs to the State: the caller must not modify
+// it, nor use it after the pods of the State have changed.
 func (s *State) Classes() []*Class { return s.classes[allClasses] }
 
 // AwayClasses returns the classes whose pods have required anti-affinity, which may exclude nodes for other pods.

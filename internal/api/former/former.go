@@ -25,8 +25,9 @@ import (
 // clients see the same message.
 const SchemeName = "pkg/runtime/scheme.go:111"
 
-// reader decodes a stored object in a former version into an object in the present version. decode
-// decodes into an object in the stored version.
+// reader decodes a stored object in a former version into the object into, which has the present version. decode
+// decodes the stored data into the object that it is passed. If both versions have the same fields, that is into.
+// Otherwise it is an object of the former version, which the reader then converts.
 type reader func(decode func(into runtime.Object) error, into api.Object) error
 
 // Decode decodes a stored object into the object into. The stored version may be a former one;

@@ -120,7 +120,8 @@ func (l *locator) find(n *Node, path string, wrap func(*Node) *Node) {
 // maxPadding is the number of list items up to which paths in errors about unknown fields have the correct index.
 const maxPadding = 100
 
-// findInside finds errors in the fields or items of n. It reports whether there are any.
+// findInside calls find for each field or item of n, and reports whether that has added errors to l.errs. path is the
+// path of n in the document. wrap returns a document that contains only its argument, at path.
 func (l *locator) findInside(n *Node, path string, wrap func(*Node) *Node) bool {
 	before := len(l.errs)
 	for _, f := range n.Fields {

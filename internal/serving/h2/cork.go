@@ -61,8 +61,9 @@ func (c *corked) hold() {
 	c.mu.Unlock()
 }
 
-// release sends the bytes collected since hold, which must have been called, and ends the collection. It fails if the
-// peer accepts no bytes for timeout; zero means that only a deadline set before applies.
+// release sends the bytes collected since hold, which must have been called, and ends the collection. The caller must
+// set a write deadline before, because release blocks without one. If the deadline passes and the peer has accepted
+// bytes in the meantime, release extends it by timeout. Otherwise, or if timeout is zero, it returns the error.
 func (c *corked) release(timeout time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

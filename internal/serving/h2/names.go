@@ -20,7 +20,8 @@ var common = []string{
 
 var commonLower, commonWire = namesBothWays()
 
-// namesBothWays returns the maps commonLower and commonWire of the names in common.
+// namesBothWays returns the maps commonLower (canonical form to lowercase) and commonWire (lowercase to canonical form)
+// of the names in common.
 func namesBothWays() (low, wire map[string]string) {
 	low, wire = make(map[string]string, len(common)), make(map[string]string, len(common))
 	for _, name := range common {

@@ -181,8 +181,8 @@ func negotiate(accept, kind string) (media, version string, ok bool) {
 	return "", "", false
 }
 
-// notAcceptable responds with 406 Not Acceptable and a Status object, in YAML if the first media type of the Accept
-// header is application/yaml, otherwise in JSON.
+// notAcceptable responds with 406 Not Acceptable and a Status object. The Status is in YAML if the first media type of
+// the Accept header is application/yaml without the parameter "as", otherwise in JSON.
 func notAcceptable(w http.ResponseWriter, r *http.Request) {
 	raw, err := json.MarshalIndent(metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotAcceptable,

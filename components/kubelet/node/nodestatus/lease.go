@@ -23,7 +23,7 @@ func (k *Manager) renewLease(ctx context.Context) {
 		fresh, err := k.renew(ctx, lease)
 		if err != nil {
 			if ctx.Err() == nil {
-				k.cfg.Log.Debug("renewing node lease failed; the control plane marks the node as unreachable if no retry succeeds before the lease expires, retrying with back-off", "err", err)
+				k.cfg.Log.Debug("renewing node lease failed; the control plane marks the node as unreachable if no retry succeeds within its node-monitor-grace-period, retrying with back-off", "err", err)
 			}
 			lease, next = nil, retry.Next()
 		} else {

@@ -429,7 +429,7 @@ func (l *logFiles) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
 		return
 	}
 	if err := os.MkdirAll(l.Containers, 0o755); err != nil {
-		l.log.Debug("creating directory for links to container logs failed; log collectors do not find the logs of containers, retrying for the next container that is created", "directory", l.Containers, "err", err)
+		l.log.Debug("creating directory for links to container logs failed; log collectors do not find the log of this container, no retry for it, creating the directory again for the next container", "directory", l.Containers, "err", err)
 		return
 	}
 	target := filepath.Join(l.Dir(pod), container, fmt.Sprintf("%d.log", attempt))

@@ -73,7 +73,7 @@ type Claim struct {
 // Name returns "", because the directory of the volume is that of its PersistentType.
 func (Claim) Name() string { return "" }
 
-// Is reports whether v refers to a claim.
+// Is reports whether v refers to a PersistentVolumeClaim, by name or as a generic ephemeral volume.
 func (Claim) Is(v *v1.Volume) bool { return RefersToClaim(v) }
 
 // SetUp sets up the PersistentVolume that the claim is bound to. It returns an error, to be retried, while the

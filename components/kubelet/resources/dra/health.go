@@ -160,7 +160,8 @@ func (m *Manager) podsWith(driver string, is func(device) bool) []types.UID {
 	return pods
 }
 
-// notifyChanged passes the pods, if there are any, to Config.Changed.
+// notifyChanged calls Config.Changed, if it is set, with the pods whose devices have changed their health. It does
+// nothing if there are none.
 func (m *Manager) notifyChanged(pods []types.UID) {
 	if len(pods) > 0 && m.cfg.Changed != nil {
 		m.cfg.Changed(pods)

@@ -15,8 +15,9 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// validatePod validates the fields of a pod with the rules that apply to both new and updated pods.
-// It does not validate the metadata.
+// validatePod validates a pod with the rules that apply to both new and updated pods: its spec, and the annotations
+// that have a meaning for pods, such as the pod deletion cost and AppArmor profiles. It does not validate the rest of
+// the metadata.
 func validatePod(p *corev1.Pod) field.ErrorList {
 	c := newChecker(&p.Spec, true, p.Name)
 	path := field.NewPath("spec")
