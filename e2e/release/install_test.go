@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // script runs the install script below another root directory and returns its output.
@@ -147,7 +149,7 @@ type packageManager struct {
 }
 
 // TestPackages checks that a package installs the program, the unit and the documentation below /usr, and that its
-// removal leaves nothing. The scripts of the package run in a root directory that contains only busybox.
+// removal leaves nothing. The scripts of the package run in a root directory that contains only a shell and a few programs.
 func TestPackages(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -158,7 +160,8 @@ func TestPackages(t *testing.T) {
 			file: func(t *testing.T) string { return find(t, "hyperkube_*_"+runtime.GOARCH+".deb") },
 		},
 		"rpm": {
-			program: "rpm", install: []string{"--nodeps", "--install"}, remove: []string{"--erase"}, own: "/var/lib/rpm",
+			// The rpm of Debian has its database in the home directory otherwise.
+			program: "rpm", install: []string{"--dbpath=/var/lib/rpm", "--nodeps", "--install"}, remove: []string{"--dbpath=/var/lib/rpm", "--erase"}, own: "/var/lib/rpm",
 			file: func(t *testing.T) string {
 				return find(t, "hyperkube-*."+map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]+".rpm")
 			},
@@ -168,7 +171,7 @@ func TestPackages(t *testing.T) {
 			if _, err := exec.LookPath(m.program); err != nil {
 				t.Fatalf("%s is not installed: %v", m.program, err)
 			}
-			root := busyboxRoot(t)
+			root := minimalRoot(t)
 			for _, file := range []string{"info", "updates", "status", "available"} {
 				path := filepath.Join(root, "var/lib/dpkg", file)
 				if file == "info" || file == "updates" {
@@ -213,24 +216,55 @@ func TestPackages(t *testing.T) {
 	}
 }
 
-// busyboxRoot creates a root directory with the machine's static busybox as shell.
-func busyboxRoot(t *testing.T) string {
+// minimalRoot creates a root directory with the shell and the programs of this machine that the scripts of packages use,
+// their libraries, and /dev/null.
+func minimalRoot(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
-	program, err := os.ReadFile("/bin/busybox")
-	if err != nil {
-		t.Fatal(err)
+	put := func(path string) {
+		t.Helper()
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		target := filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(target, data, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
+	for _, name := range []string{"sh", "ln", "rm", "rmdir", "readlink"} {
+		program, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(program)
+		libraries, err := exec.CommandContext(t.Context(), "ldd", program).Output()
+		if err != nil {
+			t.Fatalf("ldd %s: %v", program, err)
+		}
+		for word := range strings.FieldsSeq(string(libraries)) {
+			if filepath.IsAbs(word) {
+				put(word)
+			}
+		}
+	}
+	// The interpreter of scripts.
 	if err := os.MkdirAll(filepath.Join(root, "bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "bin/busybox"), program, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, applet := range []string{"sh", "ln", "rm", "rmdir", "readlink", "cat"} {
-		if err := os.Symlink("busybox", filepath.Join(root, "bin", applet)); err != nil {
+	if _, err := os.Stat(filepath.Join(root, "bin/sh")); os.IsNotExist(err) {
+		if err := os.Symlink("/usr/bin/sh", filepath.Join(root, "bin/sh")); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := os.Mkdir(filepath.Join(root, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mknod(filepath.Join(root, "dev/null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+		t.Fatal(err)
 	}
 	return root
 }
