@@ -68,8 +68,9 @@ type Controller struct {
 
 	mu       sync.Mutex                                // guards backends
 	backends map[types.NamespacedName][]*model.Backend // in use, by Service
-	configs  context.CancelFunc                        // stops the informer of ConfigMaps; nil until it is started
 	running  sync.WaitGroup                            // informers
+	// followsConfigMaps is true if the informer of ConfigMaps was started. Only reconcile uses it.
+	followsConfigMaps bool
 }
 
 // New validates cfg and returns a Controller.
@@ -175,13 +176,9 @@ func (c *Controller) elect(ctx context.Context) error {
 // reconcile translates all objects and configures the data plane.
 func (c *Controller) reconcile(ctx context.Context) {
 	objects := c.objects()
-	if c.configs == nil && refersToConfigMaps(objects.Gateways, objects.BackendPolicies) {
-		ctx, cancel := context.WithCancel(ctx)
-		c.configs = cancel
-		c.running.Go(func() {
-			defer cancel()
-			c.src.configMaps.RunWithContext(ctx)
-		})
+	if !c.followsConfigMaps && refersToConfigMaps(objects.Gateways, objects.BackendPolicies) {
+		c.followsConfigMaps = true
+		c.running.Go(func() { c.src.configMaps.RunWithContext(ctx) })
 		if !cache.WaitFor(ctx, "", c.src.configMaps.HasSyncedChecker()) {
 			return
 		}

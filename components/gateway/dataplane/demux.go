@@ -33,11 +33,8 @@ func (d *demux) run() {
 	defer reading.Wait()
 	defer close(d.done)
 	for {
-		conn, err := d.listener.Accept()
+		conn, err := d.accept()
 		if err != nil {
-			if isTemporary(err) {
-				continue
-			}
 			d.err = err
 			return
 		}
@@ -48,13 +45,6 @@ func (d *demux) run() {
 		}
 		d.hand(conn)
 	}
-}
-
-// isTemporary reports whether accepting fails for one connection only. A pause is not necessary, because the next Accept waits
-// for another connection.
-func isTemporary(err error) bool {
-	var t interface{ Temporary() bool }
-	return errors.As(err, &t) && t.Temporary()
 }
 
 // hand passes a connection to the HTTP server.

@@ -165,7 +165,7 @@ func (x *exchange) RoundTrip(r *http.Request) (*http.Response, error) {
 			if err == nil {
 				_ = res.Body.Close() // the response is replaced by that of the next attempt
 			}
-			if !pause(r.Context(), x.rule.Retry.Backoff) {
+			if !lifecycle.Pause(r.Context(), x.rule.Retry.Backoff) {
 				return nil, r.Context().Err()
 			}
 			continue
@@ -181,9 +181,11 @@ func (x *exchange) attempt(e *endpoint, r *http.Request) (*http.Response, error)
 	var timer *time.Timer
 	if limit := x.rule.Timeouts.Backend; limit > 0 {
 		cause, cancel := context.WithCancelCause(ctx)
-		x.ends = append(x.ends, func() { cancel(nil) })
 		timer = time.AfterFunc(limit, func() { cancel(context.DeadlineExceeded) })
-		x.ends = append(x.ends, func() { timer.Stop() })
+		x.ends = append(x.ends, func() {
+			timer.Stop()
+			cancel(nil)
+		})
 		ctx = cause
 	}
 	out := *r
@@ -209,14 +211,6 @@ func isDialError(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial"
 }
 
-// pause waits for d, and reports whether ctx is still valid then.
-func pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	return lifecycle.Pause(ctx, d)
-}
-
 // keptBody is a request body that an attempt does not close, because another one may need it. The server closes it itself.
 type keptBody struct{ io.ReadCloser }
 
@@ -235,7 +229,7 @@ func (x *exchange) mirror() {
 		return
 	}
 	var body []byte
-	if x.in.Body != nil && x.in.Body != http.NoBody {
+	if x.in.ContentLength != 0 { // also if the length is not known
 		var err error
 		body, err = io.ReadAll(io.LimitReader(x.in.Body, maxMirroredBody+1))
 		x.in.Body = struct {

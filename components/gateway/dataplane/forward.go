@@ -7,21 +7,20 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"hyperkube/components/gateway/model"
 )
 
 // acceptForwarded accepts connections of a TCP port and forwards them, until the listener is closed.
-func (s *server) acceptForwarded(listener net.Listener) {
+func (s *server) acceptForwarded() {
 	var forwarding sync.WaitGroup
 	defer forwarding.Wait()
 	for {
-		conn, err := listener.Accept()
+		conn, err := s.accept()
 		if err != nil {
-			if isTemporary(err) {
-				continue
-			}
 			return
 		}
-		f := s.tcpForward()
+		f := s.plane.forwardOf(s.id)
 		if f == nil {
 			conn.Close()
 			continue
@@ -30,13 +29,13 @@ func (s *server) acceptForwarded(listener net.Listener) {
 	}
 }
 
-// tcpForward returns the route of a TCP port, or nil if it has none.
-func (s *server) tcpForward() *forward {
-	p := s.plane.table.Load().ports[s.id]
-	if p == nil || !p.listeners.hasAll {
+// forwardOf returns the route of a TCP or UDP port, or nil if it has none.
+func (p *Plane) forwardOf(id model.PortID) *forward {
+	t := p.table.Load().ports[id]
+	if t == nil || !t.listeners.hasAll {
 		return nil
 	}
-	f, _ := p.listeners.all.forwards.find("")
+	f, _ := t.listeners.all.forwards.find("")
 	return f
 }
 

@@ -98,8 +98,7 @@ func (p *pool) scheme() string {
 	return "http"
 }
 
-// pick returns the next endpoint in turn. The parameter attempt is 0 for the first endpoint of a request, and the number of
-// endpoints that failed before otherwise. It returns nil if there are no endpoints.
+// pick returns the next endpoint in turn. It returns nil if there are no endpoints.
 func (p *pool) pick() *endpoint {
 	list := *p.endpoints.Load()
 	switch len(list) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"hyperkube/components/gateway/model"
+	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/serving/h2"
 )
 
@@ -79,7 +80,7 @@ func (p *Plane) startServer(id model.PortID, c class, number int32) (*server, er
 	s.listener = &countingListener{listener, p.metrics}
 	switch c {
 	case tcpClass:
-		s.running.Go(func() { s.acceptForwarded(s.listener) })
+		s.running.Go(s.acceptForwarded)
 	case plainClass:
 		s.http = s.newHTTP()
 		s.http.Protocols = new(http.Protocols)
@@ -151,6 +152,19 @@ func (s *server) stop() {
 		cancel()
 	}
 	s.running.Wait()
+}
+
+// accept accepts a connection. If that fails temporarily, for example because the process has too many open files, it tries
+// again after a delay.
+func (s *server) accept() (net.Conn, error) {
+	retry := backoff.Backoff{First: 5 * time.Millisecond, Max: time.Second}
+	for {
+		conn, err := s.listener.Accept()
+		var t interface{ Temporary() bool }
+		if err == nil || !errors.As(err, &t) || !t.Temporary() || !retry.Pause(s.stopping) {
+			return conn, err
+		}
+	}
 }
 
 // countingListener counts accepted connections.

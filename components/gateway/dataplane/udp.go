@@ -70,12 +70,11 @@ func (s *udpServer) session(client netip.AddrPort, replies *sync.WaitGroup) *net
 	if conn := s.sessions[client]; conn != nil {
 		return conn
 	}
-	p := s.plane.table.Load().ports[s.id]
-	if p == nil || !p.listeners.hasAll || len(s.sessions) >= maxSessions {
+	if len(s.sessions) >= maxSessions {
 		return nil
 	}
-	f, ok := p.listeners.all.forwards.find("")
-	if !ok {
+	f := s.plane.forwardOf(s.id)
+	if f == nil {
 		return nil
 	}
 	t := f.targets.pick()
