@@ -14,8 +14,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/miekg/dns"
+
+	"hyperkube/internal/base/configfile"
 )
 
 // customConfig is the parsed content of the kube-dns ConfigMap: name servers that override those of the
@@ -118,37 +119,13 @@ func (c *customConfig) servers(name string, nodeServers []string) []string {
 	return nodeServers
 }
 
-// watchCustom loads the files in CustomDir and reloads them whenever the directory changes, until ctx is
-// canceled. If the files are invalid, the previous configuration stays in effect. If the directory does not
-// exist or cannot be watched, it returns after loading the files once.
+// watchCustom loads the files in CustomDir and reloads them whenever the directory changes, until
+// ctx is canceled. If the files are invalid, the previous configuration stays in effect.
 func (s *Server) watchCustom(ctx context.Context) {
-	watcher, err := fsnotify.NewWatcher()
-	if err == nil {
-		defer watcher.Close()
-		err = watcher.Add(s.cfg.CustomDir)
-	}
-	s.loadCustom()
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			s.cfg.Log.Warn("watching custom name server configuration failed; changes of the ConfigMap kube-dns take effect only at the next start of the DNS server", "directory", s.cfg.CustomDir, "err", err)
-		}
-		return
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case _, ok := <-watcher.Events:
-			if !ok {
-				return
-			}
-		case err, ok := <-watcher.Errors:
-			if !ok {
-				return
-			}
-			s.cfg.Log.Warn("watch of custom name server configuration reported an error, so changes may have been missed; loading the configuration again now", "directory", s.cfg.CustomDir, "err", err)
-		}
+	err := configfile.Follow(ctx, filepath.Join(s.cfg.CustomDir, keyUpstreams), s.cfg.Log, s.loadCustom)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.loadCustom()
+		s.cfg.Log.Warn("watching custom name server configuration failed; changes of the ConfigMap kube-dns take effect only at the next start of the DNS server", "directory", s.cfg.CustomDir, "err", err)
 	}
 }
 
