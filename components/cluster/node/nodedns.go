@@ -47,12 +47,12 @@ func newNodeDNS(cfg kubeletconfig.DNS, target string, log *slog.Logger) *nodeDNS
 // logs failures and always returns nil.
 func (d *nodeDNS) Run(ctx context.Context) error {
 	if d.source != nil {
-		d.copy()
 		var following sync.WaitGroup
 		for _, file := range d.watched {
 			following.Go(func() {
 				err := configfile.Follow(ctx, file, d.log, d.copy)
 				if err != nil && !errors.Is(err, fs.ErrNotExist) { // without systemd-resolved its directory does not exist
+					d.copy()
 					d.log.Warn("watching the resolver configuration of the node failed; the cluster DNS does not follow changes of it, no retry until hyperkube restarts on this node", "file", file, "err", err)
 				}
 			})

@@ -147,23 +147,23 @@ func (r *resumer) setReady() { r.ready.Store(true) }
 // change of the machine's addresses. It returns err if another error stopped the cluster, if ctx is canceled, if executing
 // fails, or if the disk is full, the cluster was never ready and a user waits for the error of the start.
 func (r *resumer) resume(ctx context.Context, err error) error {
-	if change, ok := errors.AsType[*addressChange](err); ok && ctx.Err() == nil {
+	change, addressesChanged := errors.AsType[*addressChange](err)
+	if ctx.Err() != nil || !addressesChanged && (!etcd.IsDiskFull(err) || !r.service && !r.ready.Load()) {
+		return err
+	}
+	var next resumption
+	if addressesChanged {
+		next.Reason = change.Error()
 		r.log.Info("addresses of the machine changed, restarting the cluster with the new ones", "before", change.before, "after", change.after)
-		if failed := r.exec(resumption{Reason: change.Error()}); failed != nil {
-			r.log.Error("executing hyperkube to restart the cluster with the new addresses failed; this process exits and the cluster is stopped: run `hyperkube up`", "err", failed)
+	} else {
+		next = resumption{Reason: err.Error(), Attempt: r.Attempt + 1}
+		if r.ready.Load() {
+			next.Attempt = 1
 		}
-		return err
+		r.log.Error("disk is full; the cluster stops but its pods keep running, starting it again when there is free space", "err", err)
 	}
-	if ctx.Err() != nil || !etcd.IsDiskFull(err) || !r.service && !r.ready.Load() {
-		return err
-	}
-	next := resumption{Reason: err.Error(), Attempt: r.Attempt + 1}
-	if r.ready.Load() {
-		next.Attempt = 1
-	}
-	r.log.Error("disk is full; the cluster stops but its pods keep running, starting it again when there is free space", "err", err)
 	if failed := r.exec(next); failed != nil {
-		r.log.Error("executing hyperkube to restart the cluster after a full disk failed; this process exits and the cluster is stopped: free disk space and run `hyperkube up`", "err", failed)
+		r.log.Error("executing hyperkube to restart the cluster failed; this process exits and the cluster is stopped: run `hyperkube up`, if the disk is full after freeing space", "reason", next.Reason, "err", failed)
 	}
 	return err
 }
