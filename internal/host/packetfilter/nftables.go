@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"runtime"
 	"slices"
 	"strconv"
@@ -254,7 +253,7 @@ func (n nftables) Apply(_ context.Context, family Family, change Change) error {
 // change appends a change. existing are the sets of chains whose present rules change.Before does not contain.
 func (e *encoder) change(change Change, existing *nftSets) {
 	var rewrite []rewrittenChain
-	for _, c := range slices.SortedFunc(maps.Keys(change.Replace), Chain.compare) {
+	for _, c := range sortedKeys(change.Replace) {
 		before, known := change.Before[c]
 		r := rewrittenChain{chain: c, steps: compile(change.Replace[c]), existing: existing.maps[c]}
 		if known {
