@@ -113,7 +113,8 @@ func (a *apart) makeNamespace() {
 		current.uses(a.home, ""), current.uses("", apartCgroup)); err != nil {
 		a.Fatal(err)
 	}
-	own, err := os.Readlink("/proc/self/ns/net")
+	// Not that of /proc/self: its main thread may have entered another namespace for onThread, and does not exit then.
+	own, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		a.Fatal(err)
 	}
