@@ -81,10 +81,10 @@ func (k *Kubelet) newStatus(n nodeParts) *nodestatus.Manager {
 		Name: cfg.NodeName, Object: n.object, Kube: k.kube, CRI: k.cri, Events: k.events, PodCIDR: cfg.Node.PodCIDR, Log: k.log,
 		Registration: nodestatus.Registration{
 			Enabled: !cfg.Node.NoRegister, Labels: cfg.Node.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()},
-			Taints: cfg.Node.Taints, Unschedulable: cfg.Node.Unschedulable, ProviderID: cfg.Node.ProviderID, IsReinstalled: k.resources.IsReinstalled,
+			Taints: cfg.Node.Taints, Unschedulable: cfg.Node.Unschedulable, ProviderID: cfg.Node.ProviderID, CloudProvider: cfg.Node.CloudProvider, IsReinstalled: k.resources.IsReinstalled,
 		},
 		Status: nodestatus.Status{
-			IPs: addresses(k.ips), Port: int32(cfg.Server.Port), Machine: k.machine,
+			IPs: k.reportedAddresses(), Port: int32(cfg.Server.Port), Machine: k.machine,
 			Capacity: cfg.Capacity(k.machine), Allocatable: k.allocatable(), Devices: k.resources.Capacity,
 			Pressure: func() nodestatus.Pressure { return pressure.Conditions(n.eviction) }, NotReadyReasons: n.readiness.Reasons,
 			VolumesInUse: func() []v1.UniqueVolumeName { return append(k.pods.csi.VolumesInUse(), k.pods.iscsi.VolumesInUse()...) },
@@ -99,6 +99,15 @@ func (k *Kubelet) newStatus(n nodeParts) *nodestatus.Manager {
 			k.metrics.Node.NodeStarted(telemetry.Startup{Boot: nodestatus.BootTime(), Kubelet: k.started, RegistrationStarted: asked, Registered: registered, Ready: ready})
 		},
 	})
+}
+
+// reportedAddresses returns a function that returns the addresses with which the kubelet reports the Node. With an external
+// cloud provider these are only the configured ones, because the cloud controller manager knows the others.
+func (k *Kubelet) reportedAddresses() func() []string {
+	if k.cfg.Node.CloudProvider.IsExternal() && len(k.cfg.Node.IPs) == 0 {
+		return func() []string { return nil }
+	}
+	return addresses(k.ips)
 }
 
 // newStats creates the provider of the statistics of pods and the node that the HTTPS server serves.

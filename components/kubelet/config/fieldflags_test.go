@@ -26,7 +26,7 @@ func TestFieldFlags(t *testing.T) {
 	if !f.RotateCertificates || !f.ServerTLSBootstrap || f.CgroupDriver != "systemd" || f.HealthzBindAddress != "127.0.0.2" || f.SyncFrequency.Duration != 2*time.Minute || *f.FailCgroupV1 {
 		t.Errorf("%+v", f)
 	}
-	for _, wrong := range []string{"--cloud-provider=aws", "--cloud-provider=external", "--lock-file=/x", "--qos-reserved=memory"} {
+	for _, wrong := range []string{"--cloud-provider=aws", "--lock-file=/x", "--qos-reserved=memory"} {
 		if _, set := newFlags(); set.Parse([]string{wrong}) == nil {
 			t.Errorf("%s was accepted", wrong)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/compatflags"
 	"hyperkube/internal/host/layout"
 )
@@ -108,6 +109,9 @@ func (o *Flags) registerNode(f *pflag.FlagSet) {
 	o.override("cgroup-root", func(c *Config) { c.Layout.CgroupRoot = *cgroupRoot })
 	providerID := f.String("provider-id", "", "ID of this node at the cloud provider.")
 	o.override("provider-id", func(c *Config) { c.Node.ProviderID = *providerID })
+	var provider cloudprovider.Setting
+	cloudprovider.Register(f, &provider, "Set to external if a cloud controller manager initializes the node. Otherwise empty.")
+	o.override("cloud-provider", func(c *Config) { c.Node.CloudProvider = provider })
 	podCIDR := f.String("pod-cidr", "", "CIDR of pod IP addresses until the Node has one.")
 	o.override("pod-cidr", func(c *Config) { c.Node.PodCIDR = *podCIDR })
 }
@@ -176,7 +180,6 @@ func (o *Flags) registerServer(f *pflag.FlagSet) {
 // unused are upstream's flags that are accepted but have no effect here, and why. If Only is set, other values are
 // rejected, because ignoring them would run a kubelet that behaves differently than requested.
 var unused = []compatflags.Flag{
-	{Name: "cloud-provider", Why: "cloud controller managers are not supported", Only: []string{""}},
 	{Name: "runtime-cgroups", Why: "the runtime stays in the cgroup in which it was started"},
 	{Name: "experimental-mounter-path", Why: "no external mounter is used", Only: []string{""}},
 	{Name: "experimental-allocatable-ignore-eviction", Why: "eviction thresholds always count towards node allocatable", Only: []string{"false"}, Bool: true},

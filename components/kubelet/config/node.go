@@ -17,6 +17,7 @@ import (
 
 	"hyperkube/components/kubelet/node/eviction"
 	"hyperkube/components/kubelet/node/shutdown"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/featuregates"
 )
 
@@ -35,6 +36,9 @@ type Node struct {
 	Unschedulable bool
 	// ProviderID is the ID of the node at the cloud provider. It may be empty.
 	ProviderID string
+	// CloudProvider is External if a cloud controller manager sets the addresses of the Node and removes the taint with
+	// which the kubelet registers it.
+	CloudProvider cloudprovider.Setting
 	// PodCIDR is passed to the runtime until the Node has a pod CIDR.
 	PodCIDR string
 	// MaxPods is 110 by default. PodsPerCore limits the number of pods per CPU; 0 means no limit.

@@ -12,6 +12,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/internal/base/backoff"
+	"hyperkube/internal/base/cloudprovider"
 )
 
 // Config is the configuration of a Manager. All fields are required unless their comment says
@@ -51,6 +52,9 @@ type Registration struct {
 	Unschedulable bool
 	// ProviderID may be empty.
 	ProviderID string
+	// CloudProvider is External if a cloud controller manager initializes the Node. Then the kubelet registers it with
+	// cloudprovider.Taint and an annotation with Status.IPs, and does not change addresses that the Node has.
+	CloudProvider cloudprovider.Setting
 	// IsReinstalled reports whether the machine was set up again, so that extended resources in the
 	// status of an existing Node are obsolete. It may be nil.
 	IsReinstalled func() bool
@@ -58,7 +62,7 @@ type Registration struct {
 
 // Status has the functions and values from which the status of the Node is computed.
 type Status struct {
-	// IPs returns the node's addresses, the primary one first.
+	// IPs returns the node's addresses, the primary one first. With an external cloud provider there may be none.
 	IPs func() []string
 	// Port is the port of the kubelet's server.
 	Port    int32

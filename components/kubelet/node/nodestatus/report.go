@@ -17,6 +17,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	cloudproviderapi "k8s.io/cloud-provider/api"
+
+	"hyperkube/internal/base/cloudprovider"
 )
 
 // report registers the Node if it is not known, or gets it if registration is disabled. Then it updates the
@@ -115,6 +118,13 @@ func (k *Manager) initial(ctx context.Context) *v1.Node {
 		Spec: v1.NodeSpec{ProviderID: k.cfg.Registration.ProviderID, Taints: slices.Clone(k.cfg.Registration.Taints), Unschedulable: k.cfg.Registration.Unschedulable},
 	}
 	maps.Copy(n.Annotations, k.cfg.Registration.Annotations)
+	if k.cfg.Registration.CloudProvider.IsExternal() {
+		n.Spec.Taints = append(n.Spec.Taints, cloudprovider.Taint())
+		// The cloud controller manager verifies that the machine has these addresses, and lists them first.
+		if ips := k.cfg.Status.IPs(); len(ips) > 0 {
+			n.Annotations[cloudproviderapi.AnnotationAlphaProvidedIPAddr] = strings.Join(ips, ",")
+		}
+	}
 	k.setStatus(ctx, n, time.Now())
 	return n
 }
@@ -163,6 +173,9 @@ func (k *Manager) reconcile(ctx context.Context, found, fresh *v1.Node) (*v1.Nod
 		}
 	}
 	maps.Copy(want.Annotations, fresh.Annotations)
+	if _, provided := fresh.Annotations[cloudproviderapi.AnnotationAlphaProvidedIPAddr]; !provided {
+		delete(want.Annotations, cloudproviderapi.AnnotationAlphaProvidedIPAddr)
+	}
 	if want.Spec.ProviderID == "" {
 		want.Spec.ProviderID = fresh.Spec.ProviderID
 	}

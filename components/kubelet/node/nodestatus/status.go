@@ -42,11 +42,9 @@ func (k *Manager) setStatus(ctx context.Context, n *v1.Node, now time.Time) {
 		maps.Copy(s.Capacity, all)
 		maps.Copy(s.Allocatable, healthy)
 	}
-	s.Addresses = nil
-	for _, ip := range k.cfg.Status.IPs() {
-		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
+	if !k.cfg.Registration.CloudProvider.IsExternal() || len(s.Addresses) == 0 {
+		s.Addresses = k.addresses()
 	}
-	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: k.cfg.Name})
 	s.DaemonEndpoints.KubeletEndpoint.Port = k.cfg.Status.Port
 	m := k.cfg.Status.Machine
 	s.NodeInfo = v1.NodeSystemInfo{
@@ -73,6 +71,19 @@ func (k *Manager) setStatus(ctx context.Context, n *v1.Node, now time.Time) {
 		}
 	}
 	k.conditions(s, says, metav1.NewTime(now.Truncate(time.Second)))
+}
+
+// addresses returns the addresses that the kubelet reports: the IP addresses and the hostname of the node. With an external
+// cloud provider and no configured IP address it returns none, because the cloud controller manager sets all of them.
+func (k *Manager) addresses() []v1.NodeAddress {
+	var out []v1.NodeAddress
+	for _, ip := range k.cfg.Status.IPs() {
+		out = append(out, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
+	}
+	if len(out) == 0 && k.cfg.Registration.CloudProvider.IsExternal() {
+		return nil
+	}
+	return append(out, v1.NodeAddress{Type: v1.NodeHostName, Address: k.cfg.Name})
 }
 
 // conditions sets the pressure conditions and the Ready condition in s. A condition keeps its transition time
