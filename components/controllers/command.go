@@ -18,6 +18,7 @@ import (
 	"hyperkube/components/controllers/legacytokencleaner"
 	"hyperkube/components/controllers/loadbalancer"
 	"hyperkube/components/controllers/nodelifecycle"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/compatflags"
 	"hyperkube/internal/base/logging"
 	"hyperkube/internal/client"
@@ -60,6 +61,7 @@ type options struct {
 	verbosity              int
 	dynamicProvisioning    bool
 	noForceDetach          bool
+	cloudProvider          cloudprovider.Setting
 }
 
 // concurrency lists upstream's --concurrent-…-syncs flags, with the controller and the default of
@@ -111,6 +113,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	o.serving.AddFlags(f, layout.PortControllerManager)
 	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "Controllers to run: '*' enables all on-by-default controllers, 'foo' enables foo, '-foo' disables foo.\nAll controllers: "+
 		strings.Join(all, ", ")+"\nDisabled-by-default controllers: "+strings.Join(off, ", "))
+	cloudprovider.Register(f, &o.cloudProvider, "Set to external if a cloud controller manager runs. Then load-balancer-controller does not run.")
 	f.BoolVar(&o.useAccounts, "use-service-account-credentials", false, "Run each controller with its own service account credentials.")
 	o.election.AddFlags(f, &o.leaderElect, component)
 	f.BoolVar(&o.allocateNodeCIDRs, "allocate-node-cidrs", false, "Allocate a pod CIDR from --cluster-cidr to each node.")
@@ -175,7 +178,6 @@ var unused = []compatflags.Flag{
 	{Name: "mirroring-max-endpoints-per-subset", Why: "at most 1000 addresses of a subset are mirrored"},
 	{Name: "cluster-name", Why: "it is not part of volume names"},
 	{Name: "enable-garbage-collector", Why: "use --controllers to disable the garbage collector", Only: []string{"true"}, Bool: true},
-	{Name: "cloud-provider", Why: "cloud controller managers are not supported", Only: []string{""}},
 	{Name: "cloud-config", Why: "there are no built-in cloud providers"},
 	{Name: "configure-cloud-routes", Why: "there are no built-in cloud providers", Bool: true},
 	{Name: "external-cloud-volume-plugin", Why: "there are no built-in cloud providers"},
@@ -260,6 +262,7 @@ func (o *options) config(own *client.Clients) (Config, error) {
 		NoDynamicProvisioning:  !o.dynamicProvisioning,
 		NoForceDetach:          o.noForceDetach,
 		NodeLifecycle:          o.lifecycle,
+		CloudProvider:          o.cloudProvider,
 		LeaderElect:            o.leaderElect,
 		Election:               o.election,
 	}

@@ -24,6 +24,7 @@ import (
 	"hyperkube/components/controllers/loadbalancer"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/controllers/serviceaccounttoken"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/client"
 	"hyperkube/internal/client/leaderelection"
 	"hyperkube/internal/serving/componentmetrics"
@@ -67,6 +68,8 @@ type Config struct {
 	// Autoscaling configures the horizontal pod autoscaler. Its clients are set by New.
 	Autoscaling horizontalpodautoscaling.Config
 
+	// CloudProvider is External if a cloud controller manager runs. Then the load balancer of this package does not run.
+	CloudProvider cloudprovider.Setting
 	// LoadBalancer configures the load balancer for clusters without a cloud provider. It only runs if Controllers
 	// contains its name.
 	LoadBalancer loadbalancer.Config

@@ -44,7 +44,7 @@ func (f *Flags) Apply(base Config) (Config, error) {
 	cfg.Builder, cfg.Metadata, cfg.Served = base.Builder, base.Metadata, base.Served
 	cfg.AllocateNodeCIDRs, cfg.ClusterCIDRs, cfg.ServiceCIDRs = base.AllocateNodeCIDRs, base.ClusterCIDRs, base.ServiceCIDRs
 	cfg.RootCA, cfg.SecretTokens, cfg.NamespaceDelay = base.RootCA, base.SecretTokens, base.NamespaceDelay
-	cfg.LoadBalancer = base.LoadBalancer
+	cfg.LoadBalancer, cfg.CloudProvider = base.LoadBalancer, base.CloudProvider
 	cfg.LeaderElect, cfg.Election = base.LeaderElect, base.Election
 	cfg.Clock, cfg.Log = base.Clock, base.Log
 	for name, authority := range base.Signing.Authorities {

@@ -171,7 +171,12 @@ func descriptors() []descriptor {
 		{name: "token-cleaner-controller", alias: "tokencleaner", user: "token-cleaner", source: "token-cleaner", offByDefault: true, workers: 1,
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewCleaner(d.env) }},
 		{name: "load-balancer-controller", user: "load-balancer-controller", source: "load-balancer-controller", offByDefault: true, workers: 1,
-			make: func(d *deps) (runner, error) { return loadbalancer.New(d.env, d.LoadBalancer) }},
+			make: func(d *deps) (runner, error) {
+				if d.CloudProvider.IsExternal() {
+					return nil, nil
+				}
+				return loadbalancer.New(d.env, d.LoadBalancer)
+			}},
 		{name: "persistentvolume-binder-controller", alias: "persistentvolume-binder", user: "persistent-volume-binder", source: "persistentvolume-controller", workers: 1,
 			needs: volumeKinds, make: func(d *deps) (runner, error) {
 				return persistentvolume.New(d.env, persistentvolume.Config{Image: version.Image(), NoProvisioning: d.NoDynamicProvisioning})
