@@ -122,8 +122,17 @@ func migrateDocument(fields map[string]any) (made any, notes []string, err error
 		notes = append(notes, kind+": "+fmt.Sprintf(format, args...))
 	}
 	if registration, ok := fields["nodeRegistration"].(map[string]any); ok && registration["kubeletExtraArgs"] != nil {
-		delete(registration, "kubeletExtraArgs")
-		skip("nodeRegistration.kubeletExtraArgs is left out: configure the kubelet with the flags of `hyperkube node`")
+		list, _ := registration["kubeletExtraArgs"].([]any)
+		kept := slices.DeleteFunc(slices.Clone(list), func(item any) bool {
+			arg, _ := item.(map[string]any)
+			return arg["name"] != "cloud-provider"
+		})
+		if registration["kubeletExtraArgs"] = kept; len(kept) == 0 {
+			delete(registration, "kubeletExtraArgs")
+		}
+		if len(kept) < len(list) {
+			skip("nodeRegistration.kubeletExtraArgs: arguments other than cloud-provider are left out: configure the kubelet with the flags of `hyperkube node`")
+		}
 	}
 	switch kind {
 	case "InitConfiguration":

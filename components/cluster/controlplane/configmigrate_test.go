@@ -15,7 +15,7 @@ bootstrapTokens:
 - {token: abcdef.0123456789abcdef, ttl: 24h0m0s}
 - {token: abcdef.0123456789abcdeg}
 localAPIEndpoint: {advertiseAddress: 192.0.2.1, bindPort: 6443}
-nodeRegistration: {criSocket: "unix:///run/containerd/containerd.sock", imagePullPolicy: IfNotPresent, name: m, kubeletExtraArgs: {v: "4"}}
+nodeRegistration: {criSocket: "unix:///run/containerd/containerd.sock", imagePullPolicy: IfNotPresent, name: m, kubeletExtraArgs: {v: "4", cloud-provider: external}}
 ---
 apiVersion: kubeadm.k8s.io/v1beta3
 kind: ClusterConfiguration
@@ -41,7 +41,7 @@ discovery: {timeout: 2m0s, bootstrapToken: {token: abcdef.0123456789abcdef, apiS
 		t.Errorf("the result is not valid: %v\n%s", err, text)
 	}
 	s, err := decodeInit(text)
-	if err != nil || s.NodeName != "m" || s.Advertise != "192.0.2.1" || s.Token != "abcdef.0123456789abcdef" || len(s.Extra["kube-apiserver"]) != 2 ||
+	if err != nil || s.NodeName != "m" || s.Advertise != "192.0.2.1" || s.Token != "abcdef.0123456789abcdef" || len(s.Extra["kube-apiserver"]) != 2 || !s.CloudProvider.IsExternal() || len(s.Extra["kube-controller-manager"]) != 1 ||
 		s.Extra["kube-apiserver"][0].Name != "anonymous-auth" || len(s.Extra["etcd"]) != 1 || s.PodCIDRs[0] != "10.1.0.0/16" {
 		t.Errorf("settings of init: %+v, %v", s, err)
 	}
@@ -52,7 +52,7 @@ discovery: {timeout: 2m0s, bootstrapToken: {token: abcdef.0123456789abcdef, apiS
 	all := strings.Join(notes, "\n")
 	for _, want := range []string{
 		"InitConfiguration: nodeRegistration.criSocket is left out", "InitConfiguration: nodeRegistration.imagePullPolicy is left out",
-		"nodeRegistration.kubeletExtraArgs is left out", "all bootstrapTokens except the first", "ClusterConfiguration: imageRepository is left out",
+		"nodeRegistration.kubeletExtraArgs: arguments other than cloud-provider are left out", "all bootstrapTokens except the first", "ClusterConfiguration: imageRepository is left out",
 		"apiServer.timeoutForControlPlane is left out", "certificatesDir is left out", "etcd.local.dataDir is left out",
 		"kubernetesVersion is changed from v1.30.0", "KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 is left out",
 	} {

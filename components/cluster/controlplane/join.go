@@ -99,6 +99,7 @@ func (o *joinOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.patches, "patches", "", "If the node should host a new control plane instance, path to a directory that contains patches of static pod manifests, named COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
 	node.RegisterSeccompDefault(f, &o.node.NoSeccompDefault)
 	node.RegisterProxyMode(f, &o.node.ProxyMode)
+	node.RegisterCloudProvider(f, &o.node.CloudProvider)
 	o.ignored.register(f)
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "If the node should host a new control plane instance, don't change the user's kubeconfig.")
 	f.BoolVar(&o.dryRun, "dry-run", false, "Don't apply any changes; just output what would be done.")
@@ -329,9 +330,12 @@ func (o *joinOptions) decode(data []byte) error {
 	}
 	o.dryRun = o.dryRun || file.DryRun
 	o.ignored = append(o.ignored, file.NodeRegistration.IgnorePreflightErrors...)
-	if o.node.Taints, err = file.NodeRegistration.taints(); err != nil {
+	provider, err := file.NodeRegistration.cloudProvider()
+	if err != nil {
 		return err
 	}
+	o.node.CloudProvider = cmp.Or(o.node.CloudProvider, provider)
+	o.node.Taints = file.NodeRegistration.taints()
 	if f := file.Discovery.File; f != nil {
 		def(&o.discoveryFile, f.KubeConfigPath)
 	}

@@ -234,7 +234,7 @@ func (o *joinOptions) configureNode(ctx context.Context, m *controlPlaneNode, ku
 	}
 	m.settings.applyCluster(cluster)
 	m.settings.Advertise, m.settings.Port, m.settings.Taints, m.settings.Waits = o.advertise, o.port, o.node.Taints, o.timeouts
-	m.settings.NoSeccompDefault, m.settings.ProxyMode = o.node.NoSeccompDefault, o.node.ProxyMode
+	m.settings.NoSeccompDefault, m.settings.ProxyMode, m.settings.CloudProvider = o.node.NoSeccompDefault, o.node.ProxyMode, o.node.CloudProvider
 	m.identity = clusterconfig.Cluster{
 		NodeName: o.node.Name, PodCIDRs: m.settings.PodCIDRs, ServiceCIDRs: m.settings.ServiceCIDRs,
 		Domain: kubelet.ClusterDomain, Endpoint: m.settings.Endpoint,

@@ -20,6 +20,7 @@ import (
 	"hyperkube/components/cluster/joindiscovery"
 	"hyperkube/components/cluster/kubeadmapi"
 	kubeletconfig "hyperkube/components/kubelet/config"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
 	"hyperkube/manifests"
@@ -193,10 +194,14 @@ func decodeInit(data []byte) (controlPlaneSettings, error) {
 	if in.Patches != nil {
 		s.Patches = in.Patches.Directory
 	}
-	var err error
-	if s.Taints, err = in.NodeRegistration.taints(); err != nil {
+	provider, err := in.NodeRegistration.cloudProvider()
+	if err != nil {
 		return s, err
 	}
+	if provider != "" {
+		s.setCloudProvider(provider)
+	}
+	s.Taints = in.NodeRegistration.taints()
 	if s.Waits, err = in.Timeouts.values(); err != nil {
 		return s, err
 	}
@@ -261,18 +266,30 @@ func put[T any](m *map[string]T, key string, value T) {
 
 // taints returns the configured taints of a node in the format of flags. It returns nil if none are
 // configured, and an empty list if the node should have no taints.
-func (r *nodeRegistration) taints() ([]string, error) {
-	if len(r.KubeletExtraArgs) > 0 {
-		return nil, errors.New("nodeRegistration.kubeletExtraArgs: not supported; configure the kubelet with the flags of `hyperkube node`")
-	}
+func (r *nodeRegistration) taints() []string {
 	if r.Taints == nil {
-		return nil, nil
+		return nil
 	}
 	taints := []string{}
 	for _, t := range *r.Taints {
 		taints = append(taints, fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect))
 	}
-	return taints, nil
+	return taints
+}
+
+// cloudProvider returns the value of cloud-provider in kubeletExtraArgs. It returns an error for other arguments of the
+// kubelet.
+func (r *nodeRegistration) cloudProvider() (cloudprovider.Setting, error) {
+	var s cloudprovider.Setting
+	for _, a := range r.KubeletExtraArgs {
+		if a.Name != "cloud-provider" {
+			return "", fmt.Errorf("nodeRegistration.kubeletExtraArgs: %s is not supported; configure the kubelet with the flags of `hyperkube node`", a.Name)
+		}
+		if err := s.Set(a.Value); err != nil {
+			return "", fmt.Errorf("nodeRegistration.kubeletExtraArgs: cloud-provider: %w", err)
+		}
+	}
+	return s, nil
 }
 
 // taints returns the taints to add to the Node of this control plane node: the configured ones or kubeadm's default.

@@ -15,6 +15,7 @@ import (
 
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/kubeadmapi"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/host/atomicfile"
 	"hyperkube/internal/host/layout"
 	"hyperkube/internal/host/packetfilter"
@@ -45,6 +46,7 @@ func (o *initOptions) settings(l layout.Node, changed func(string) bool) (contro
 		"patches":                     func() { s.Patches = g.Patches },
 		"seccomp-default":             func() { s.NoSeccompDefault = g.NoSeccompDefault },
 		"proxy-mode":                  func() { s.ProxyMode = g.ProxyMode },
+		"cloud-provider":              func() { s.setCloudProvider(g.CloudProvider) },
 	} {
 		if changed(flag) {
 			take()
@@ -88,6 +90,18 @@ func (o *initOptions) baseSettings(l layout.Node) (controlPlaneSettings, error) 
 	}
 	s.TokenTTL = o.flags.TokenTTL
 	return s, nil
+}
+
+// setCloudProvider sets who initializes this node, and the flag of kube-controller-manager for it. Control plane nodes that
+// join get the flag from the ClusterConfiguration.
+func (s *controlPlaneSettings) setCloudProvider(provider cloudprovider.Setting) {
+	const component, flag = "kube-controller-manager", "cloud-provider"
+	s.CloudProvider = provider
+	args := slices.DeleteFunc(slices.Clone(s.Extra[component]), func(f manifests.Flag) bool { return f.Name == flag })
+	if provider != "" {
+		args = append(args, manifests.Flag{Name: flag, Value: provider.String()})
+	}
+	put(&s.Extra, component, args)
 }
 
 // skippablePhases are the phases of init that the flag --skip-phases may name.
@@ -224,6 +238,8 @@ type controlPlaneSettings struct {
 	NoSeccompDefault bool `json:",omitempty"`
 	// ProxyMode is how packet filter rules are written.
 	ProxyMode packetfilter.Mode `json:",omitempty"`
+	// CloudProvider is External if a cloud controller manager initializes this node.
+	CloudProvider cloudprovider.Setting `json:",omitempty"`
 	// Patches is the directory of patches of the static pods. It may be empty.
 	Patches string `json:",omitempty"`
 }

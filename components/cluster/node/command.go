@@ -28,6 +28,7 @@ import (
 	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/node/kubeletcerts"
 	"hyperkube/components/network"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/base/logging"
 	"hyperkube/internal/client"
@@ -48,27 +49,28 @@ type Options struct {
 	// additional is the number of an additional node created by `up --nodes`; 0 for other nodes.
 	additional int
 
-	Kubeconfig          string              `json:"kubeconfig"`
-	ProxyKubeconfig     string              `json:"proxyKubeconfig,omitempty"`
-	BootstrapKubeconfig string              `json:"bootstrapKubeconfig,omitempty"`
-	Rotate              bool                `json:"rotateCertificates,omitempty"`
-	RotateServing       bool                `json:"rotateServerCertificates,omitempty"`
-	Name                string              `json:"nodeName"`
-	IP                  string              `json:"nodeIP,omitempty"`
-	Labels              []string            `json:"nodeLabels,omitempty"`
-	CredentialProviders CredentialProviders `json:"imageCredentialProviders,omitzero"`
-	Taints              []string            `json:"registerWithTaints,omitempty"`
-	StaticPods          string              `json:"podManifestPath,omitempty"`
-	DNS                 []string            `json:"clusterDNS,omitempty"`
-	Domain              string              `json:"clusterDomain"`
-	ClusterCIDRs        []string            `json:"clusterCIDRs,omitempty"`
-	ClientCA            string              `json:"clientCAFile,omitempty"`
-	CertFile            string              `json:"tlsCertFile,omitempty"`
-	KeyFile             string              `json:"tlsPrivateKeyFile,omitempty"`
-	Network             string              `json:"podNetwork,omitempty"`
-	ProxyMode           packetfilter.Mode   `json:"proxyMode,omitempty"`
-	Config              string              `json:"config,omitempty"`
-	ConfigDir           string              `json:"configDir,omitempty"`
+	Kubeconfig          string                `json:"kubeconfig"`
+	ProxyKubeconfig     string                `json:"proxyKubeconfig,omitempty"`
+	BootstrapKubeconfig string                `json:"bootstrapKubeconfig,omitempty"`
+	Rotate              bool                  `json:"rotateCertificates,omitempty"`
+	RotateServing       bool                  `json:"rotateServerCertificates,omitempty"`
+	Name                string                `json:"nodeName"`
+	IP                  string                `json:"nodeIP,omitempty"`
+	Labels              []string              `json:"nodeLabels,omitempty"`
+	CredentialProviders CredentialProviders   `json:"imageCredentialProviders,omitzero"`
+	Taints              []string              `json:"registerWithTaints,omitempty"`
+	StaticPods          string                `json:"podManifestPath,omitempty"`
+	DNS                 []string              `json:"clusterDNS,omitempty"`
+	Domain              string                `json:"clusterDomain"`
+	ClusterCIDRs        []string              `json:"clusterCIDRs,omitempty"`
+	ClientCA            string                `json:"clientCAFile,omitempty"`
+	CertFile            string                `json:"tlsCertFile,omitempty"`
+	KeyFile             string                `json:"tlsPrivateKeyFile,omitempty"`
+	Network             string                `json:"podNetwork,omitempty"`
+	ProxyMode           packetfilter.Mode     `json:"proxyMode,omitempty"`
+	CloudProvider       cloudprovider.Setting `json:"cloudProvider,omitempty"`
+	Config              string                `json:"config,omitempty"`
+	ConfigDir           string                `json:"configDir,omitempty"`
 	// NoSeccompDefault is the inverse of --seccomp-default, so that seccompDefault is on after an
 	// upgrade from a version without the flag.
 	NoSeccompDefault bool `json:"noSeccompDefault,omitempty"`
@@ -111,6 +113,7 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&o.Config, "config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.ConfigDir, "config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
 	RegisterProxyMode(flags, &o.ProxyMode)
+	RegisterCloudProvider(flags, &o.CloudProvider)
 	o.CredentialProviders.Register(flags)
 	RegisterSeccompDefault(flags, &o.NoSeccompDefault)
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Parent cgroup of all cgroups of the node.")
@@ -448,7 +451,7 @@ func (o *Options) config(l layout.Node) (Config, error) {
 	if cfg.Addresses, err = o.Addresses(); err != nil {
 		return cfg, err
 	}
-	cfg.CredentialProviders, cfg.NoSeccompDefault = o.CredentialProviders, o.NoSeccompDefault
+	cfg.CredentialProviders, cfg.NoSeccompDefault, cfg.CloudProvider = o.CredentialProviders, o.NoSeccompDefault, o.CloudProvider
 	if cfg.Settings.Kubelet, err = kubeletconfig.LoadFiles(o.Config, o.ConfigDir, nil); err != nil {
 		return cfg, err
 	}

@@ -28,6 +28,7 @@ import (
 	"hyperkube/components/network/policy"
 	"hyperkube/components/proxy"
 	"hyperkube/components/proxy/serviceroute"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/client"
 	"hyperkube/internal/host/cgroup"
@@ -43,6 +44,8 @@ import (
 type Config struct {
 	Layout  layout.Node
 	Cluster clusterconfig.Cluster
+	// CloudProvider is External if a cloud controller manager initializes the node.
+	CloudProvider cloudprovider.Setting
 	// Addresses of the node, at most one of each IP family. If empty, the kubelet detects them.
 	Addresses []netip.Addr
 	// Kubelet and Proxy are the clients of the kubelet and of kube-proxy, each with its user.
@@ -114,7 +117,7 @@ func New(cfg Config) (*Node, error) {
 	kc := kubeletconfig.Config{
 		NodeName:   cfg.Cluster.NodeName,
 		Layout:     cfg.Layout,
-		Node:       kubeletconfig.Node{IPs: cfg.Addresses, Labels: cfg.Labels, Taints: cfg.Taints},
+		Node:       kubeletconfig.Node{IPs: cfg.Addresses, Labels: cfg.Labels, Taints: cfg.Taints, CloudProvider: cfg.CloudProvider},
 		DNS:        kubeletconfig.DNS{Servers: cfg.ClusterDNS, Domain: cfg.Cluster.Domain},
 		StaticPods: kubeletconfig.StaticPods{Dir: cfg.StaticPods},
 		Images:     kubeletconfig.Images{CredentialProviders: cfg.CredentialProviders.Config, CredentialProviderDir: cfg.CredentialProviders.Dir},

@@ -194,6 +194,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, usage *m
 		Controllers: []string{"*", "load-balancer-controller"},
 		LoadBalancer: loadbalancer.Config{Reserved: append(loadbalancer.ComponentPorts(),
 			loadbalancer.Port{Protocol: corev1.ProtocolTCP, Number: int32(apiServerAddress(&c.settings).Port())})},
+		CloudProvider:     c.cloudProvider,
 		AllocateNodeCIDRs: true, ClusterCIDRs: podCIDRs, ServiceCIDRs: serviceCIDRs,
 		RootCA: c.pki.CA.CertPEM, SecretTokens: secretTokens,
 		Signing:       controllers.SignWith(c.pki.CA.Cert, c.pki.CA.Key),
@@ -231,7 +232,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, usage *m
 		Layout: c.layout, Cluster: c.cluster, Addresses: c.addresses, SharedInformers: true,
 		NetworkMode: c.additional.Network,
 		ClusterDNS:  []string{c.cluster.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
-		NoSeccompDefault: c.noSeccompDefault, CredentialProviders: c.credentialProviders,
+		NoSeccompDefault: c.noSeccompDefault, CloudProvider: c.cloudProvider, CredentialProviders: c.credentialProviders,
 		Settings: node.Settings{Kubelet: c.kubeletConfig, KubeletFlags: c.settings.Components.Kubelet, Proxy: c.settings.Components.Proxy},
 	}
 	if p.node.Kubelet, err = b.clientsAs("kubelet", "system:node:"+c.cluster.NodeName, "system:nodes"); err != nil {

@@ -32,6 +32,7 @@ import (
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/network"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/client"
 	"hyperkube/internal/credentials/kubeconfig"
 	"hyperkube/internal/credentials/pki"
@@ -136,6 +137,8 @@ type nodeManager struct {
 	steps   *progress.Steps
 	// noSeccompDefault turns off seccompDefault of the nodes.
 	noSeccompDefault bool
+	// cloudProvider is External if a cloud controller manager initializes the nodes.
+	cloudProvider cloudprovider.Setting
 	// proxyMode is the setting how packet filter rules are written.
 	proxyMode packetfilter.Mode
 	// apiServer is the address and port of the API server. The address is unspecified if it listens on all.
@@ -333,7 +336,7 @@ func (f *nodeManager) server(machine *localnodes.Network) string {
 func (f *nodeManager) isOutdated(machine *localnodes.Network, i int) bool {
 	l := f.layout.Numbered(i)
 	var o node.Options
-	if o.Load(l) == nil && (o.Network != string(f.desired.Network) || o.NoSeccompDefault != f.noSeccompDefault || o.ProxyMode != f.proxyMode) {
+	if o.Load(l) == nil && (o.Network != string(f.desired.Network) || o.NoSeccompDefault != f.noSeccompDefault || o.ProxyMode != f.proxyMode || o.CloudProvider != f.cloudProvider) {
 		return true
 	}
 	rest, err := clientcmd.BuildConfigFromFlags("", filepath.Join(l.Data, "kubelet.conf"))
@@ -347,7 +350,7 @@ func (f *nodeManager) configure(machine *localnodes.Network, i int) ([]*pki.Pair
 	o := node.Options{
 		Kubeconfig: filepath.Join(l.Data, "kubelet.conf"), ProxyKubeconfig: filepath.Join(l.Data, "proxy.conf"),
 		Name: name, IP: strings.Join(addresses, ","), DNS: []string{f.cluster.DNSAddress}, Domain: f.cluster.Domain,
-		ClusterCIDRs: f.cluster.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.desired.Network), ProxyMode: f.proxyMode, NoSeccompDefault: f.noSeccompDefault,
+		ClusterCIDRs: f.cluster.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.desired.Network), ProxyMode: f.proxyMode, CloudProvider: f.cloudProvider, NoSeccompDefault: f.noSeccompDefault,
 	}
 	serving, err := f.ca.EnsurePair(filepath.Join(l.PKI(), "kubelet"), pki.KubeletServer(name, slices.Concat(addresses, []string{"127.0.0.1", "localhost"})...))
 	if err != nil {
@@ -429,7 +432,7 @@ func (o *upOptions) updateNodes(ctx context.Context, l layout.Node, s *progress.
 		return err
 	}
 	defer t.Release()
-	f := nodeManager{layout: l, steps: s, noSeccompDefault: o.noSeccompDefault, proxyMode: o.packetFilter(), apiServer: apiServerAddress(&o.settings)}
+	f := nodeManager{layout: l, steps: s, noSeccompDefault: o.noSeccompDefault, proxyMode: o.packetFilter(), cloudProvider: o.cloudProvider, apiServer: apiServerAddress(&o.settings)}
 	var found bool
 	if f.cluster, found, err = clusterconfig.Load(l); err != nil || !found {
 		return errors.Join(err, errStarting)

@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/cluster/upconfig"
 	"hyperkube/components/cluster/watchdog"
 	"hyperkube/components/etcd"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/credentials/encryption"
 	"hyperkube/internal/credentials/kubeconfig"
@@ -61,6 +62,8 @@ type clusterRun struct {
 	noSeccompDefault bool
 	// proxyMode is the setting how packet filter rules are written.
 	proxyMode packetfilter.Mode
+	// cloudProvider is External if a cloud controller manager initializes the nodes.
+	cloudProvider cloudprovider.Setting
 	// auditLog is the file of the API server's audit log; empty disables auditing.
 	auditLog string
 	// settings are the content of the configuration files.
@@ -172,7 +175,9 @@ func (c *clusterRun) run(ctx context.Context) (err error) {
 		return err
 	}
 	step.Done("node %q is ready", c.cluster.NodeName)
-	if addons.WasEnabled("dns") {
+	if c.waitsForCloudProvider(parts) {
+		c.steps.Send(progress.Step{Text: fmt.Sprintf("node %q has no pods until a cloud controller manager removes its taint %s", c.cluster.NodeName, cloudprovider.Taint().Key)})
+	} else if addons.WasEnabled("dns") {
 		if err := c.waitDNS(ctx, group, parts); err != nil {
 			return err
 		}
@@ -255,6 +260,13 @@ func (c *clusterRun) waitNode(ctx context.Context, group *lifecycle.Group, p *pa
 	return labelControlPlane(ctx, p.admin.Kube, name)
 }
 
+// waitsForCloudProvider reports whether a cloud controller manager must still initialize this node, before pods such as
+// those of DNS run on it. The node must be ready.
+func (c *clusterRun) waitsForCloudProvider(p *parts) bool {
+	node, err := p.shared.Informers.Core().V1().Nodes().Lister().Get(c.cluster.NodeName)
+	return err == nil && cloudprovider.IsUninitialized(node)
+}
+
 // waitDNS waits until the cluster DNS answers queries of this machine at its service IP.
 func (c *clusterRun) waitDNS(ctx context.Context, group *lifecycle.Group, p *parts) error {
 	step := c.steps.Begin("dns")
@@ -311,7 +323,7 @@ func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 func (c *clusterRun) newNodeManager(p *parts, desired additionalNodes) nodeManager {
 	return nodeManager{
 		layout: c.layout, cluster: c.cluster, desired: desired, ca: c.pki.CA,
-		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps, noSeccompDefault: c.noSeccompDefault, proxyMode: c.proxyMode, apiServer: apiServerAddress(&c.settings),
+		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps, noSeccompDefault: c.noSeccompDefault, proxyMode: c.proxyMode, cloudProvider: c.cloudProvider, apiServer: apiServerAddress(&c.settings),
 	}
 }
 

@@ -28,6 +28,7 @@ import (
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/upconfig"
 	"hyperkube/components/network"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/logging"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
@@ -69,6 +70,8 @@ type upOptions struct {
 	podNetwork string
 	// proxyMode is how packet filter rules are written; empty means as the KubeProxyConfiguration specifies, or auto.
 	proxyMode packetfilter.Mode
+	// cloudProvider is External if a cloud controller manager initializes the nodes.
+	cloudProvider cloudprovider.Setting
 	// nodeMonitorGracePeriod is how long a node may not report its status; 0 means the default.
 	nodeMonitorGracePeriod time.Duration
 	// bindAddress is the address of the servers of the controller manager and the scheduler.
@@ -110,6 +113,7 @@ func newCommand(o *upOptions) *cobra.Command {
 	flags.StringVar(&o.kubeletConfig, "kubelet-config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.kubeletConfigDir, "kubelet-config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
 	node.RegisterProxyMode(flags, &o.proxyMode)
+	node.RegisterCloudProvider(flags, &o.cloudProvider)
 	o.credentialProviders.Register(flags)
 	node.RegisterSeccompDefault(flags, &o.noSeccompDefault)
 	flags.StringVar(&o.auditLog, "audit-log-path", "", "If set, the metadata of requests to the API server is logged to this file, which is rotated. The policy is audit-policy.yaml in the data directory.")
@@ -372,7 +376,7 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 		s.Send(progress.Step{Text: text, Waiting: true})
 	}
 	step.Done("preflight checks passed for node %q", id.NodeName)
-	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: o.manifests}, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog, settings: o.settings, proxyMode: o.packetFilter()}
+	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: o.manifests}, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog, settings: o.settings, proxyMode: o.packetFilter(), cloudProvider: o.cloudProvider}
 	return c.run(ctx)
 }
 
