@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"hyperkube/components/apiserver/compose"
+	"hyperkube/components/cloudcontroller"
 	"hyperkube/components/cluster"
 	"hyperkube/components/cni"
 	"hyperkube/components/controllers"
@@ -51,6 +52,7 @@ func components() []component {
 	list := []component{
 		{names: []string{"apiserver"}, short: "Run the API server", command: compose.NewCommand},
 		{names: []string{"controller-manager", "controllers"}, short: "Run the controller manager", command: controllers.NewCommand},
+		{names: []string{"cloud-controller-manager"}, short: "Run the cloud controller manager", command: cloudcontroller.NewCommand},
 		{names: []string{"scheduler"}, short: "Run the scheduler", command: scheduler.NewCommand},
 		{names: []string{"kubelet"}, short: "Run the kubelet of a node", command: kubelet.NewCommand},
 		{names: []string{"proxy"}, short: "Run the service proxy of a node", command: proxy.NewCommand},

@@ -172,13 +172,14 @@ const MainProcess = "hyperkube"
 // PortAPIServer and the other constants are the default ports of Kubernetes. Additional nodes of a machine use the
 // same ports in separate network namespaces.
 const (
-	PortAPIServer         = 6443
-	PortEtcdClient        = 2379
-	PortEtcdPeer          = 2380
-	PortKubelet           = 10250
-	PortKubeletHealthz    = 10248
-	PortProxyHealthz      = 10256
-	PortProxyMetrics      = 10249
-	PortControllerManager = 10257
-	PortScheduler         = 10259
+	PortAPIServer              = 6443
+	PortEtcdClient             = 2379
+	PortEtcdPeer               = 2380
+	PortKubelet                = 10250
+	PortKubeletHealthz         = 10248
+	PortProxyHealthz           = 10256
+	PortProxyMetrics           = 10249
+	PortControllerManager      = 10257
+	PortCloudControllerManager = 10258
+	PortScheduler              = 10259
 )
