@@ -35,7 +35,7 @@ var stateCommands = map[string]string{
 // unsteady matches lines of the state that change without a cluster.
 var unsteady = regexp.MustCompile(strings.Join([]string{
 	`^session-|^user@|^user-|^run-user|^run-.*\.(service|scope)|^user\.slice`, // logins
-	`^/sys/fs/cgroup/(user\.slice|init\.scope)`, `^/run/user|^/run/sshd|^/run/utmp`,
+	`^/sys/fs/cgroup/(user\.slice|init\.scope|proc-sys-fs-binfmt_misc\.mount)`, `^/run/user|^/run/sshd|^/run/utmp`,
 	`^(ps|sh|sort|sed|awk|ssh|sshd.*|\(sd-pam\)|systemd|vm\.test|bash|agetty|login)$`,
 	`^/root/(\.cache|\.kube|logs)`, `^/var/lib/(hyperkube-vm|systemd|private|dbus|apt|dpkg)|^/var/log/(lastlog|wtmp|btmp|private)|^/run/(lock|mount|motd|nologin)`,
 	`kernel.random|nf_conntrack_count|ip_local_port|tcp_mem|udp_mem|tcp_fastopen|stable_secret|net.ipv4.tcp_.*cookie|rcu_|nlm_`,
@@ -45,9 +45,11 @@ var unsteady = regexp.MustCompile(strings.Join([]string{
 // residue are differences that remain after `down` until they are fixed.
 var residue = regexp.MustCompile(`^nftables: \+ `)
 
-// takeState returns the state of the machine.
+// takeState returns the state of the machine. It loads the modules of the kernel that a cluster needs, which stay loaded
+// after it, because their kernel parameters exist only then.
 func (m *machine) takeState() hostState {
 	m.Helper()
+	m.run("modprobe", "-a", "nf_conntrack", "br_netfilter")
 	h := hostState{}
 	for name, command := range stateCommands {
 		out, err := exec.Command("sh", "-c", command).Output()
