@@ -152,7 +152,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			a.cfg.Log.WarnContext(ctx, "watching APIServices failed; new and changed aggregated APIs are not served until the watch works again, retrying in a second", "err", err)
+			a.cfg.Log.WarnContext(ctx, "watching APIServices failed; new aggregated APIs are not served, and changed or deleted ones are served as before, until the watch works again, retrying in a second", "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}

@@ -46,7 +46,7 @@ func queryBackends[T any](ctx context.Context, a *Aggregator, ask func(*backend,
 				if !errors.As(err, &bad) || bad.code >= http.StatusInternalServerError {
 					whole = false // other status codes mean that the server has no document
 				}
-				b.cfg.Log.DebugContext(ctx, "reading OpenAPI document of aggregated API server failed; its schemas are missing in this server's OpenAPI document", "apiservice", b.name, "err", err)
+				b.cfg.Log.DebugContext(ctx, "reading OpenAPI document of aggregated API server failed; its schemas are missing in this server's OpenAPI document, retrying when a client requests that document, or after a status below 500 when the aggregated API changes", "apiservice", b.name, "err", err)
 				return
 			}
 			take(b, got)

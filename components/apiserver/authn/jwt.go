@@ -286,7 +286,7 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	data, err := os.ReadFile(i.file)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			i.log.ErrorContext(ctx, "reading changed authentication configuration file failed; the previous configuration stays in effect: fix the permissions of the file, it is then reloaded", "file", i.file, "err", err)
+			i.log.ErrorContext(ctx, "reading changed authentication configuration file failed; the previous configuration stays in effect, no retry until the file changes: make the file readable, it is then reloaded", "file", i.file, "err", err)
 		}
 		return true
 	}

@@ -209,7 +209,7 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 		data, err := os.ReadFile(a.cfg.ConfigFile)
 		if err != nil {
 			if !errors.Is(err, os.ErrNotExist) {
-				log.ErrorContext(ctx, "reading changed authorization configuration file failed; the previous configuration stays in effect: fix the permissions of the file, it is then reloaded", "file", a.cfg.ConfigFile, "err", err)
+				log.ErrorContext(ctx, "reading changed authorization configuration file failed; the previous configuration stays in effect, no retry until the file changes: make the file readable, it is then reloaded", "file", a.cfg.ConfigFile, "err", err)
 			}
 			return
 		}
