@@ -145,7 +145,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			}
 			j.Stop()
 			if j.enabled != enabled {
-				m.cfg.Log.Info("setting of add-on changed", "addon", a.Name, "enabled", enabled)
+				m.cfg.Log.Info("add-on was enabled or disabled; applying or deleting its objects now", "addon", a.Name, "enabled", enabled)
 			}
 			jobs[a.Name] = m.start(ctx, a, enabled, func() {})
 		}
@@ -231,7 +231,7 @@ func (m *Manager) reconcile(ctx context.Context, a manifests.Addon, enabled bool
 // from working. The latter also become events.
 func (m *Manager) report(ctx context.Context, a manifests.Addon, s Status) {
 	if s.ReplacedBy != "" {
-		m.cfg.Log.Info("add-on replaced by another server, its objects are pruned", "addon", a.Name, "service", s.ReplacedBy)
+		m.cfg.Log.Info("APIService of add-on refers to another Service, which replaces the add-on; objects of the add-on were deleted", "addon", a.Name, "service", s.ReplacedBy)
 	}
 	for _, ref := range s.Foreign {
 		m.cfg.Log.Warn("object of add-on belongs to another client; it is left unchanged and the add-on may not work: delete the object and enable the add-on again", "addon", a.Name, "object", ref.String())

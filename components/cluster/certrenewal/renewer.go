@@ -160,7 +160,7 @@ func (k Renewer) Renew() (next time.Time, err error) {
 			if err != nil {
 				return next, err
 			}
-			k.Log.Info("control plane certificate renewed", "certificate", s.Name, "notAfter", pair.Cert.NotAfter)
+			k.Log.Info("control plane certificate renewed; its component loads it now, the controller manager and scheduler by a restart", "certificate", s.Name, "notAfter", pair.Cert.NotAfter)
 			at = pair.RenewAt()
 		}
 		if next.IsZero() || at.Before(next) {

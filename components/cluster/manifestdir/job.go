@@ -83,7 +83,7 @@ func (a *Applier) process(ctx context.Context, u unit) bool {
 		}
 		if err == nil {
 			if !u.deleted || reported != "" {
-				a.cfg.Log.Info("manifest applied", "file", u.name)
+				a.cfg.Log.Info("manifest applied, or its objects deleted because the file was deleted", "file", u.name)
 			}
 			return true
 		}

@@ -73,13 +73,13 @@ func New(cfg Config) (*Applier, error) {
 func (a *Applier) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		a.cfg.Log.Error("watching the directory of manifests failed; its files are not applied until the next start", "directory", a.cfg.Dir, "err", err)
+		a.cfg.Log.Error("watching the directory of manifests failed; its files are not applied, retrying at the next start of the cluster", "directory", a.cfg.Dir, "err", err)
 		<-ctx.Done()
 		return nil
 	}
 	defer watcher.Close()
 	if err := watcher.Add(filepath.Dir(a.cfg.Dir)); err != nil {
-		a.cfg.Log.Warn("watching the parent of the directory of manifests failed; if the directory is created later, its files are not applied until the next start", "directory", a.cfg.Dir, "err", err)
+		a.cfg.Log.Warn("watching the parent of the directory of manifests failed; if the directory does not exist yet, its files are not applied until the next start of the cluster, no retry before", "directory", a.cfg.Dir, "err", err)
 	}
 	jobs := map[string]*job{}
 	defer func() {
@@ -93,7 +93,7 @@ func (a *Applier) Run(ctx context.Context) error {
 	}
 	if a.cfg.CreateDir && len(former) == 0 {
 		if err := os.Mkdir(a.cfg.Dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			a.cfg.Log.Warn("creating the directory of manifests failed; no manifest is applied until the directory exists", "directory", a.cfg.Dir, "err", err)
+			a.cfg.Log.Warn("creating the directory of manifests failed; no manifest is applied, no retry: create the directory, its files are then applied", "directory", a.cfg.Dir, "err", err)
 		}
 	}
 	for {
@@ -140,7 +140,7 @@ func (a *Applier) keep(ctx context.Context, data map[string]string) {
 		return
 	}
 	if err := a.cfg.Client.WriteData(ctx, setOf(data[dataDirectory], data[dataFile])); err != nil && ctx.Err() == nil {
-		a.cfg.Log.Warn("removing the error of a manifest of another directory failed; `hyperkube status` shows it, retrying at the next start", "file", data[dataFile], "err", err)
+		a.cfg.Log.Warn("removing the error of a manifest of another directory failed; `hyperkube status` still shows it, retrying at the next start of the cluster", "file", data[dataFile], "err", err)
 	}
 }
 

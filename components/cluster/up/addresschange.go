@@ -59,7 +59,7 @@ func (f *addressFollower) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		f.log.Warn("watching the addresses of the machine failed, the cluster does not follow changes of its addresses, retrying", "after", resubscribeDelay, "err", err)
+		f.log.Warn("watching the addresses of the machine failed; if the node loses its address, the cluster is not restarted with another one until a retry succeeds, retrying", "after", resubscribeDelay, "err", err)
 		if !lifecycle.Pause(ctx, resubscribeDelay) {
 			return nil
 		}

@@ -163,7 +163,7 @@ func (r *resumer) resume(ctx context.Context, err error) error {
 		r.log.Error("disk is full; the cluster stops but its pods keep running, starting it again when there is free space", "err", err)
 	}
 	if failed := r.exec(next); failed != nil {
-		r.log.Error("executing hyperkube to restart the cluster failed; this process exits and the cluster is stopped: run `hyperkube up`, if the disk is full after freeing space", "reason", next.Reason, "err", failed)
+		r.log.Error("executing hyperkube to restart the cluster failed; this process exits and the cluster is stopped: free disk space if the disk is full, then run `hyperkube up`", "reason", next.Reason, "err", failed)
 	}
 	return err
 }

@@ -90,7 +90,7 @@ func (c *clusterRun) renewCertificates(ctx context.Context, p *parts) (next time
 		return next, err
 	}
 	if shown := c.servingCert.Load(); shown == nil || !shown.Leaf.Equal(serving.Cert) {
-		c.log.Info("kubelet serving certificate renewed", "notAfter", serving.Cert.NotAfter)
+		c.log.Info("kubelet serving certificate renewed, new connections to the kubelet use it", "notAfter", serving.Cert.NotAfter)
 		certificate := serving.TLS()
 		c.servingCert.Store(&certificate)
 	}
@@ -99,7 +99,7 @@ func (c *clusterRun) renewCertificates(ctx context.Context, p *parts) (next time
 		return next, err
 	}
 	if !c.adminCert.Equal(admin.Cert) {
-		c.log.Info("administrator certificate renewed", "notAfter", admin.Cert.NotAfter)
+		c.log.Info("administrator certificate renewed, writing it to the kubeconfigs now", "notAfter", admin.Cert.NotAfter)
 		if err := c.writeKubeconfigs(); err != nil {
 			return next, err
 		}
