@@ -93,7 +93,7 @@ func (g *Gateway) Run(parent context.Context) error {
 	}
 	close(g.stopping)
 	g.plane.Drain()
-	g.cfg.Log.Info("gateway is stopping", "lameduck", g.cfg.Lameduck)
+	g.cfg.Log.Info("gateway received the termination signal; it reports that it is not ready, accepts connections for the duration of lameduck, and exits when active requests have finished", "lameduck", g.cfg.Lameduck)
 	// Endpoints still change while the gateway serves the last connections.
 	select {
 	case <-time.After(g.cfg.Lameduck):

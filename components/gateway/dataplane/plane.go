@@ -214,7 +214,7 @@ func (p *Plane) mirror(to *pool, r *http.Request) {
 		r.URL.Host = e.address
 		res, err := e.transport.RoundTrip(r.WithContext(ctx))
 		if err != nil {
-			p.log.Debug("mirrored request failed, it is not repeated", "endpoint", e.address, "err", err)
+			p.log.Debug("copy of a request for a mirror backend (RequestMirror filter) failed; the original request and its response are not affected, no retry", "endpoint", e.address, "err", err)
 			return
 		}
 		_, _ = io.Copy(io.Discard, res.Body) // the response is of no interest
