@@ -273,7 +273,7 @@ func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
 		if own.Err() != nil {
 			return
 		}
-		w.Log.Info("registration of CSI or DRA driver failed; the driver is not used until a retry succeeds, retrying with back-off", "socket", path, "err", err)
+		w.Log.Info("registration of the CSI or DRA driver at a socket failed; the driver is not used until a retry succeeds, retrying with back-off", "socket", path, "err", err)
 		if !retry.Pause(own) {
 			return
 		}

@@ -127,7 +127,7 @@ func (r *Records) load() error {
 			}
 			if err := r.decode(kind, raw); err != nil {
 				r.damaged[filepath.Join(dir, e.Name())] = true
-				r.Log.Warn("file with the credentials with which an image was pulled is damaged; all pods must present credentials for the image until it is pulled again", "directory", dir, "file", e.Name(), "err", err)
+				r.Log.Warn("file about a finished or interrupted image pull is damaged; all pods must present pull credentials for the image until it is pulled again", "directory", dir, "file", e.Name(), "err", err)
 			}
 		}
 	}

@@ -210,7 +210,7 @@ func (s *Store) listAndWatch(ctx context.Context, r Ref, e *entry) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.log.Debug("watching ConfigMap or Secret of a pod failed; pods use its last known content until a retry succeeds, retrying with back-off", "kind", r.Kind, "namespace", r.Namespace, "name", r.Name, "err", err)
+		s.log.Debug("listing or watching ConfigMap or Secret of a pod failed; running pods keep its last known content, and pods without it cannot start, until a retry succeeds, retrying with back-off", "kind", r.Kind, "namespace", r.Namespace, "name", r.Name, "err", err)
 		s.mu.Lock()
 		e.err = err
 		s.mu.Unlock()

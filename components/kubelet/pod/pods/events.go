@@ -106,7 +106,7 @@ func (m *Manager) watchRuntime(ctx context.Context) {
 			m.poll(ctx)
 			return
 		}
-		m.host.Log.Info("event stream of the container runtime was closed or could not be opened; container exits are noticed when it is open again, retrying with back-off", "err", err)
+		m.host.Log.Info("event stream of the container runtime was closed or could not be opened; container exits are noticed when it is open again, and after a start of the kubelet pods are started only then, retrying with back-off", "err", err)
 		retry.Pause(ctx)
 	}
 }

@@ -112,7 +112,7 @@ func (s *stopping) runPreStop(ctx context.Context, timeout time.Duration) time.D
 	h := s.w.host
 	err := h.Prober.Hook(hookCtx, probe.Target{Pod: s.pod, Container: c, ContainerID: s.ID, PodIP: s.ip, Warn: h.podWarner(s.pod)}, c.Lifecycle.PreStop)
 	if err != nil && ctx.Err() == nil && hookCtx.Err() == nil {
-		s.w.log.Info("preStop hook of container failed; the container is stopped nevertheless", "container", s.Name, "containerID", s.ID, "err", err)
+		s.w.log.Info("preStop hook of container failed; the container is stopped nevertheless, the hook is not run again", "container", s.Name, "containerID", s.ID, "err", err)
 		h.event(s.pod, s.Name, true, "FailedPreStopHook", "PreStopHook failed")
 	}
 	return time.Since(began)

@@ -28,7 +28,7 @@ func (s *Sources) staticPods(ctx context.Context, start func(func())) <-chan str
 		left.Add(1)
 		start(func() {
 			if err := run(ctx, one); err != nil {
-				s.cfg.Log.Error("watching directory or URL of static pods failed; new and changed static pods of this source are not run: resolve the error and restart the kubelet", "source", what, "err", err)
+				s.cfg.Log.Error("watching directory of static pods failed; running static pods continue, but new and changed ones are not started, no retry: resolve the error and restart the kubelet", "source", what, "err", err)
 			}
 		})
 	}

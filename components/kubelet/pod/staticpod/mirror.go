@@ -158,7 +158,7 @@ func (m *Mirrors) sync(ctx context.Context) bool {
 			GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &uid},
 		})
 		if err != nil && !apierrors.IsNotFound(err) {
-			m.Log.Warn("deleting outdated mirror pod failed; the API shows an outdated static pod until a retry succeeds, retrying with back-off", "pod", key(p), "err", err)
+			m.Log.Warn("deleting outdated mirror pod failed; the API shows a removed static pod or its previous version until a retry succeeds, retrying with back-off", "pod", key(p), "err", err)
 			ok = false
 		}
 		if apierrors.IsNotFound(err) {
