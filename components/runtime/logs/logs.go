@@ -197,7 +197,7 @@ func (l *Log) complain(err error) {
 // complainLocked does what complain describes. The caller must hold mu.
 func (l *Log) complainLocked(err error) {
 	if err != nil && !l.failed {
-		l.log.Warn("writing container log failed; this output and all further output are lost until writing succeeds again, trying again with the next output", "file", l.path, "err", err)
+		l.log.Warn("writing container output failed; while the log file cannot be written, output is lost, trying again with the next output; if err is about a spool, only the buffer before the log failed, and output is then written directly to the log", "file", l.path, "err", err)
 	}
 	l.failed = err != nil
 }
