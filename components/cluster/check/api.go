@@ -20,7 +20,9 @@ type APIStatus struct {
 	Service string
 }
 
-// checkProcesses checks that not only a part of the processes runs.
+// checkProcesses checks that the main process and the container runtime either both run or are both stopped, and that
+// the cluster does not wait for disk space. It does not apply to a machine without a cluster, or whose cluster is
+// stopped.
 func checkProcesses(_ context.Context, m *Machine, o *outcome) {
 	switch c := &m.Cluster; {
 	case !c.Exists:
@@ -37,7 +39,7 @@ func checkProcesses(_ context.Context, m *Machine, o *outcome) {
 	}
 }
 
-// checkAPI checks that the API server and the nodes are ready.
+// checkAPI checks that the API server and the nodes are ready. It does not apply while the cluster does not run.
 func checkAPI(ctx context.Context, m *Machine, o *outcome) {
 	if !m.Cluster.running() {
 		o.skip("the cluster does not run")

@@ -46,7 +46,8 @@ func credentialFiles(m *Machine) []string {
 // renews a certificate when a third is left.
 const expiring = 10
 
-// checkCertificates checks that all certificates are valid now and are being renewed.
+// checkCertificates checks that all certificates are valid now. It also warns of a certificate that should have been
+// renewed already, because little of its lifetime is left.
 func checkCertificates(_ context.Context, m *Machine, o *outcome) {
 	if !m.Cluster.Exists {
 		o.skip("the machine has no cluster")
@@ -103,7 +104,8 @@ func certificateIn(m *Machine, file string) *x509.Certificate {
 	return cert
 }
 
-// clientCertificate returns the client certificate that a kubeconfig contains; nil if there is none.
+// clientCertificate returns the client certificate of the first user in a kubeconfig; nil if the kubeconfig contains
+// none.
 func clientCertificate(kubeconfig []byte) []byte {
 	var config struct {
 		Users []struct {

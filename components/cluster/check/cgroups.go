@@ -51,7 +51,8 @@ var (
 	usefulControllers   = []string{"cpuset"}
 )
 
-// checkControllers checks that the controllers exist and are available to the cgroups of pods.
+// checkControllers checks that the controllers exist and are available to the cgroups of pods. A missing one is an
+// error if pods cannot start without it, and otherwise a warning.
 func checkControllers(_ context.Context, m *Machine, o *outcome) {
 	groups, err := openCgroups(m)
 	if err != nil {

@@ -63,7 +63,8 @@ func checkLoop(_ context.Context, m *Machine, o *outcome) {
 	}
 }
 
-// checkUpstream checks that the name servers of the machine answer.
+// checkUpstream checks that a name server of the machine answers. One is enough. It does not apply to a machine
+// without a default route or name server.
 func checkUpstream(ctx context.Context, m *Machine, o *outcome) {
 	_, servers := upstream(m)
 	if len(m.Network.defaultLinks()) == 0 || len(servers) == 0 {

@@ -40,7 +40,7 @@ type EtcdStatus struct {
 // ErrInUse is the error of Probes.EtcdData while a process uses the data.
 var ErrInUse = errors.New("the data is in use")
 
-// checkEtcdData checks that etcd can start with the data on disk.
+// checkEtcdData checks that etcd can start with the data on disk. It does not apply while etcd runs.
 func checkEtcdData(_ context.Context, m *Machine, o *outcome) {
 	if !m.Cluster.hasControlPlane() || m.Cluster.running() || !m.exists(m.Layout.Etcd()) {
 		o.skip("etcd runs, or the machine has no data of etcd")
@@ -75,7 +75,8 @@ func newer(a, b string) bool {
 // slowRead is the latency of a consistent read of etcd above which requests to the API server are slow.
 const slowRead = 500 * time.Millisecond
 
-// checkEtcdHealth checks the running member and its cluster.
+// checkEtcdHealth checks the running member and its cluster. It does not apply to a machine without a member, or
+// while the cluster does not run.
 func checkEtcdHealth(ctx context.Context, m *Machine, o *outcome) {
 	if !m.Cluster.hasControlPlane() || !m.Cluster.running() {
 		o.skip("the machine runs no etcd")
@@ -110,7 +111,8 @@ func checkEtcdHealth(ctx context.Context, m *Machine, o *outcome) {
 // slowSync is the duration of fdatasync above which etcd logs warnings and may lose its leadership.
 const slowSync = 200 * time.Millisecond
 
-// checkEtcdDisk measures how fast the disk of etcd stores data permanently.
+// checkEtcdDisk measures how fast the disk of etcd stores data permanently, and warns if it is slow. It does not
+// apply to machines of a cluster that run no etcd.
 func checkEtcdDisk(ctx context.Context, m *Machine, o *outcome) {
 	if m.Cluster.Exists && !m.Cluster.hasControlPlane() {
 		o.skip("the machine runs no etcd")

@@ -79,7 +79,8 @@ func readCluster(l layout.Node, start string) Cluster {
 	return c
 }
 
-// ports returns the ports that must be free. While pods run, some of them may be servers of the control plane.
+// ports returns the ports that must be free: none while the cluster or its container runtime runs, because some pods
+// may be servers of the control plane.
 func (m *Machine) ports() []int {
 	if m.Cluster.MainPID != 0 || m.Cluster.RuntimePID != 0 {
 		return nil
@@ -106,7 +107,7 @@ func (m *Machine) canLoadOverlay() error {
 	return errNoModule
 }
 
-// readNetwork reads the links, routes and addresses of the machine.
+// readNetwork reads the links, routes and addresses of the machine. An error is stored in Err of the result.
 func readNetwork(l layout.Node) (n Network) {
 	links, err := netlinkutil.List(netlink.LinkList)
 	if err != nil {

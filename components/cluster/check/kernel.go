@@ -57,7 +57,8 @@ func checkModules(_ context.Context, m *Machine, o *outcome) {
 	}
 }
 
-// checkLinkTypes creates a link of each type that pods need.
+// checkLinkTypes creates a link of each type that pods need, in a temporary network namespace. That vxlan is not
+// supported is only a warning.
 func checkLinkTypes(_ context.Context, m *Machine, o *outcome) {
 	unsupported, err := m.Probes.Links()
 	if err != nil {

@@ -24,7 +24,8 @@ func leakChecks() []check {
 // sandboxes contains the IDs of the pod sandboxes that the container runtime has recorded, and the UIDs of their pods.
 type sandboxes struct{ ids, uids map[string]bool }
 
-// sandboxes reads the records of the container runtime.
+// sandboxes returns the IDs of the pod sandboxes that the container runtime has recorded on disk, and the UIDs of
+// their pods.
 func (m *Machine) sandboxes() sandboxes {
 	out := sandboxes{map[string]bool{}, map[string]bool{}}
 	dir := path.Join(m.Layout.Runtime(), "sandboxes")

@@ -18,7 +18,8 @@ func parameterChecks() []check {
 	}
 }
 
-// families returns the kernel parameters for forwarding of the address families that the cluster uses.
+// forwarding returns the kernel parameters that enable IP forwarding for the IP families of the cluster's pods.
+// Without a cluster, it returns that of IPv4.
 func (c *Cluster) forwarding() []string {
 	var out []string
 	for _, cidr := range c.Config.PodCIDRs {

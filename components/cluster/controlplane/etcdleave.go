@@ -52,7 +52,9 @@ func MayHavePeers(l layout.Node) bool {
 	return shared || err != nil
 }
 
-// hasOtherControlPlaneNodes reports whether the control plane of this machine may have other nodes.
+// hasOtherControlPlaneNodes reports whether the control plane of this machine may have other nodes: if this machine
+// has joined it, or if the cluster has an endpoint that several nodes can share. It returns false on a machine
+// without etcd.
 func hasOtherControlPlaneNodes(l layout.Node) (bool, error) {
 	if !layout.Exists(etcdManifest(l)) {
 		return false, nil

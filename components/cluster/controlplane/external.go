@@ -57,8 +57,8 @@ func (m credentials) storedPair(name string) string {
 	return filepath.Join(m.layout.Data, "kubeconfig-keys", name)
 }
 
-// withMissingKubeconfigs adds missing kubeconfigs to an error about missing certificates, and a hint how to
-// create both.
+// withMissingKubeconfigs adds a hint how to create them to an error about missing certificates and, if the CA is
+// external, also the kubeconfigs that are missing. It returns other errors unchanged.
 func (m credentials) withMissingKubeconfigs(err error) error {
 	var missing *pki.MissingError
 	if !errors.As(err, &missing) {

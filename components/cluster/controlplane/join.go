@@ -253,7 +253,8 @@ func (o *joinOptions) complete(ctx context.Context) (joindiscovery.Token, error)
 	return o.validate()
 }
 
-// loadDiscoveryFile loads the address and CA of the cluster from the discovery file.
+// loadDiscoveryFile loads the address and CA of the cluster from the discovery file. It returns an error if flags for
+// the discovery with a token are set too.
 func (o *joinOptions) loadDiscoveryFile(ctx context.Context) error {
 	if o.discoveryToken != "" || o.discovery.Endpoint != "" || len(o.discovery.Hashes) > 0 || o.discovery.Unsafe {
 		return errors.New("--discovery-file cannot be combined with HOST:PORT, --discovery-token, --discovery-token-ca-cert-hash or --discovery-token-unsafe-skip-ca-verification")

@@ -136,7 +136,8 @@ func isJoinIncomplete(l layout.Node) bool {
 	return err == nil && stored != nil && stored.Joining
 }
 
-// resumeJoin resumes an earlier, interrupted attempt to join as a control plane node.
+// resumeJoin resumes an earlier, interrupted attempt to join as a control plane node. It returns an error if that
+// attempt has not written the kubeconfigs.
 func (o *joinOptions) resumeJoin(ctx context.Context, out io.Writer, l layout.Node, s *progress.Steps) error {
 	stored, err := loadAdditionalNode(l)
 	if err != nil {

@@ -126,8 +126,8 @@ func (p joinPhase) fill(cmd *cobra.Command, part string) {
 	}
 }
 
-// runWith runs a part of the phase with the flags o. It does nothing on a worker if the phase is only for control plane
-// nodes.
+// runWith runs a part of the phase with the flags o. It does nothing on a worker if the phase is only for control
+// plane nodes. It returns an error if the machine already has a cluster.
 func (p joinPhase) runWith(ctx context.Context, o *joinOptions, part string, out io.Writer) error {
 	l := command.Layout(o.root)
 	bootstrap, err := o.complete(ctx)

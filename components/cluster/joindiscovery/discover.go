@@ -175,7 +175,8 @@ func (d *Discovery) find(ctx context.Context) (*Cluster, error) {
 	return c, nil
 }
 
-// checkSkew returns an error that is retried if the clocks differ by more than MaxSkew.
+// checkSkew returns an error, after which Find retries, if the clocks differ by more than MaxSkew. A MaxSkew of zero
+// disables the check.
 func (d *Discovery) checkSkew(ahead time.Duration) error {
 	if d.MaxSkew > 0 && ahead.Abs() > d.MaxSkew {
 		return fmt.Errorf("%w: %s: synchronize the clocks, for example with NTP", errNotReady, Skew(ahead))

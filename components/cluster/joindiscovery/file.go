@@ -73,8 +73,8 @@ func (d *Discovery) LoadFile(ctx context.Context, from string) error {
 // HasFileCredentials reports whether the discovery file contains credentials.
 func (d *Discovery) HasFileCredentials() bool { return d.file != nil && d.file.Auth != nil }
 
-// readDiscovery reads a discovery file. dir is the directory to which relative paths in the file
-// refer.
+// readDiscovery reads a discovery file, whose place from is a path or an https URL. dir is the directory to which
+// relative paths in the file refer. It returns an error for an http URL, which is not secure.
 func readDiscovery(ctx context.Context, from string) (data []byte, dir string, err error) {
 	if !strings.HasPrefix(from, "https://") {
 		if strings.HasPrefix(from, "http://") {

@@ -100,7 +100,7 @@ func collectObjects(ctx context.Context, c *collection) error {
 	return nil
 }
 
-// addObjects adds the objects of a resource.
+// addObjects adds a file with the objects of a resource, at most maxObjects. It adds none if there are no objects.
 func (c *collection) addObjects(ctx context.Context, resource schema.GroupVersionResource) error {
 	list, err := c.cluster.dynamic.Resource(resource).List(ctx, metav1.ListOptions{Limit: maxObjects})
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 // maxPodLogSize is the part of the log of a container that is collected, in bytes.
 const maxPodLogSize = 512 << 10
 
-// readTail returns the last limit bytes of a file.
+// readTail returns the last limit bytes of a file, or nil if it is not a regular file.
 func readTail(name string, limit int64) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -53,7 +53,8 @@ func (c *collection) addFile(dir, name string, limit int64) {
 	}
 }
 
-// addCommand adds the output of a program. It does nothing if the program is not installed.
+// addCommand adds the output of a program, also if the program fails. It does nothing if the program is not
+// installed.
 func (c *collection) addCommand(ctx context.Context, name, program string, args ...string) {
 	if _, err := exec.LookPath(program); err != nil {
 		return
@@ -88,7 +89,8 @@ func collectLogs(_ context.Context, c *collection) error {
 	return nil
 }
 
-// collectJournal adds the logs of systemd units, and of the kernel.
+// collectJournal adds the log of the kernel and, if the machine runs systemd, the logs and properties of the units of
+// this program.
 func collectJournal(ctx context.Context, c *collection) error {
 	if service.HasSystemd() {
 		for _, unit := range []service.Unit{service.Cluster, service.Node, "hyperkube-pods.service"} {

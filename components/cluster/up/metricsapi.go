@@ -18,7 +18,7 @@ type metricsAPI struct {
 	handler atomic.Pointer[metrics.InProcess]
 }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP implements http.Handler. It responds with 503 until the metrics API has started.
 func (m *metricsAPI) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if h := m.handler.Load(); h != nil {
 		h.ServeHTTP(w, req)
