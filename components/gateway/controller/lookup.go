@@ -38,7 +38,8 @@ func (l *lookup) Namespace(name string) *corev1.Namespace {
 
 var errNoKeyPair = errors.New("tls.crt and tls.key are not a certificate with its private key")
 
-// Certificate implements translate.Lookup. A Secret is parsed once for each version.
+// Certificate implements translate.Lookup. It parses a Secret once for each version. The error for invalid content
+// has no details, because they could contain a part of the key.
 func (l *lookup) Certificate(namespace, name string) (*tls.Certificate, error) {
 	key := namespace + "/" + name
 	secret := get[corev1.Secret](l.secrets, namespace, name)

@@ -48,8 +48,9 @@ func localPorts(services map[string]*corev1.Service) map[model.PortID]int32 {
 	return out
 }
 
-// desiredService returns the Service of a frontend. existing is the Service as it is, or nil; its local ports are kept.
-// New local ports are taken from allocate.
+// desiredService returns the Service of a frontend. existing is the Service as it is, or nil; fields that the gateway
+// does not set, and ports that the frontend still has, are kept. Target ports of new ports are taken from allocate,
+// whose error is returned.
 func (c *Controller) desiredService(f *translate.Frontend, existing *corev1.Service, owner metav1.OwnerReference, allocate func() (int32, error)) (*corev1.Service, error) {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: f.Name, Namespace: c.cfg.Namespace}}
 	if existing != nil {
@@ -101,7 +102,8 @@ func merge(a, b map[string]string) map[string]string {
 	return out
 }
 
-// syncServices creates, updates and deletes Services so that they are those of frontends.
+// syncServices creates, updates and deletes Services of the gateway so that they are those of frontends. It stops at
+// the first error, for example if all local ports are in use.
 func (w *writer) syncServices(ctx context.Context, frontends []translate.Frontend) error {
 	c := w.controller
 	existing := map[string]*corev1.Service{}

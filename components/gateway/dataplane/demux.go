@@ -27,7 +27,8 @@ func newDemux(s *server) *demux {
 	return &demux{server: s, conns: make(chan net.Conn), done: make(chan struct{})}
 }
 
-// run accepts connections until the listener is closed.
+// run accepts the connections of a TLS port until the listener is closed. It passes them to the HTTP server or, if a TLSRoute
+// is attached to the port, to route.
 func (d *demux) run() {
 	var reading sync.WaitGroup
 	defer reading.Wait()
@@ -47,7 +48,7 @@ func (d *demux) run() {
 	}
 }
 
-// hand passes a connection to the HTTP server.
+// hand passes a connection to the HTTP server, or closes it if the server is stopping.
 func (d *demux) hand(conn net.Conn) {
 	select {
 	case d.conns <- conn:
@@ -56,7 +57,9 @@ func (d *demux) hand(conn net.Conn) {
 	}
 }
 
-// route forwards a connection if its server name belongs to a TLSRoute, and otherwise passes it to the HTTP server.
+// route forwards a connection if its server name belongs to a TLSRoute, and passes it to the HTTP server if the name belongs to
+// an HTTPS listener, or to no listener of a port that serves HTTPS. It closes other connections, and those whose client does
+// not begin a TLS handshake in time.
 func (d *demux) route(conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Now().Add(d.handshakeTimeout())) // an error also affects the next Read
 	name, seen, err := readServerName(conn)

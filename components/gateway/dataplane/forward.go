@@ -11,7 +11,8 @@ import (
 	"hyperkube/components/gateway/model"
 )
 
-// acceptForwarded accepts connections of a TCP port and forwards them, until the listener is closed.
+// acceptForwarded accepts connections of a TCP port and forwards them, until the listener is closed and all
+// connections have ended. It closes connections while the port has no route.
 func (s *server) acceptForwarded() {
 	var forwarding sync.WaitGroup
 	defer forwarding.Wait()
@@ -106,7 +107,8 @@ type idle struct {
 	timer   *time.Timer // nil without a limit
 }
 
-// newIdle returns an idle with the timeout. Zero means no limit.
+// newIdle returns an idle that calls f once when touch was not called for the timeout. If the timeout is zero, f is
+// never called.
 func newIdle(timeout time.Duration, f func()) *idle {
 	i := &idle{timeout: timeout}
 	if timeout > 0 {

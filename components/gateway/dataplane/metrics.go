@@ -64,7 +64,7 @@ func (m *metrics) route(name string) *routeMetrics {
 	return out
 }
 
-// retain deletes the metrics of all routes except for those with the names.
+// retain deletes the metrics of all routes except for those with the names, and those of requests without a route.
 func (m *metrics) retain(names map[string]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

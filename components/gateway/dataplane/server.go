@@ -106,7 +106,7 @@ func (s *server) newHTTP() *http.Server {
 	}
 }
 
-// serveHTTP serves requests on listener in the background.
+// serveHTTP serves requests on listener in the background, until the server is stopped. It logs an earlier end.
 func (s *server) serveHTTP(listener net.Listener) {
 	s.running.Go(func() {
 		if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) && s.stopping.Err() == nil {
@@ -117,7 +117,8 @@ func (s *server) serveHTTP(listener net.Listener) {
 
 var errUnknownName = errors.New("no listener for the server name")
 
-// tlsConfig returns the TLS configuration of the listener for the name that a client requests.
+// tlsConfig returns the TLS configuration of the listener for the server name that a client requests. It returns an error if no
+// listener that terminates TLS has the name.
 func (s *server) tlsConfig(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	p := s.plane.table.Load().ports[s.id]
 	if p == nil {
@@ -130,7 +131,7 @@ func (s *server) tlsConfig(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	return l.tls, nil
 }
 
-// closeListener stops accepting connections.
+// closeListener stops accepting connections and datagrams. Forwarded connections then have the drain timeout to end.
 func (s *server) closeListener() {
 	s.cancel()
 	if s.udp != nil {
@@ -173,7 +174,7 @@ type countingListener struct {
 	metrics *metrics
 }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener. It counts the connections.
 func (l *countingListener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err == nil {
@@ -194,7 +195,7 @@ type limitedListener struct {
 	once   sync.Once
 }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener. It waits while the maximum number of connections is open.
 func (l *limitedListener) Accept() (net.Conn, error) {
 	select {
 	case l.slots <- struct{}{}:

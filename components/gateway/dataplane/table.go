@@ -132,7 +132,8 @@ func compile(c *model.Config, pool func(*model.Backend) *pool, metrics func(stri
 	return t
 }
 
-// listener compiles a listener.
+// listener compiles a listener: it indexes the rules of its HTTP routes by hostname and path, and its TLS, TCP and UDP routes
+// by hostname, of which the oldest takes precedence.
 func (x *compiler) listener(l *model.Listener) *listenerTable {
 	out := &listenerTable{listener: l}
 	if l.TLS != nil {
@@ -171,7 +172,7 @@ func (x *compiler) listener(l *model.Listener) *listenerTable {
 	return out
 }
 
-// rule compiles a rule of a route.
+// rule compiles a rule of a route. It returns the same value for each hostname and listener of the rule.
 func (x *compiler) rule(route string, m *model.Rule) *rule {
 	if r := x.rules[m]; r != nil {
 		return r
@@ -202,7 +203,8 @@ func (x *compiler) targets(backends []model.WeightedBackend) targets {
 	return out
 }
 
-// serverConfig returns the configuration with which a listener terminates TLS.
+// serverConfig returns the configuration with which a listener terminates TLS. If the listener has CAs for client certificates,
+// clients need a valid certificate, unless the listener allows unverified ones.
 func serverConfig(l *model.Listener) *tls.Config {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, CipherSuites: tlsdefaults.CipherSuites(), NextProtos: []string{"h2", "http/1.1"}}
 	if l.Kind == model.TLSTerminate {
@@ -220,7 +222,7 @@ func serverConfig(l *model.Listener) *tls.Config {
 	return c
 }
 
-// add adds a match.
+// add adds an entry to the index for the kind of its path match.
 func (h *vhost) add(e entry) {
 	switch e.match.PathKind {
 	case model.PathExact:

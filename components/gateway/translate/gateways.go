@@ -37,7 +37,8 @@ type listenerSet struct {
 	listeners []*listener
 }
 
-// frontendOf returns the name and type of the Service of a Gateway.
+// frontendOf returns the name and type of the Service of a Gateway: that which Gateways share, or its own if the
+// annotation of its GatewayClass specifies that.
 func (t *translator) frontendOf(gw *gatewayv1.Gateway) (string, corev1.ServiceType) {
 	kind := corev1.ServiceTypeLoadBalancer
 	switch t.classes[string(gw.Spec.GatewayClassName)].Annotations[ServiceAnnotation] {
@@ -52,7 +53,8 @@ func (t *translator) frontendOf(gw *gatewayv1.Gateway) (string, corev1.ServiceTy
 	return "gateway-" + hex.EncodeToString(sum[:8]), kind
 }
 
-// collectGateways collects the Gateways of this controller's classes, with their listeners.
+// collectGateways collects the Gateways of this controller's classes, from the oldest to the newest, with their
+// listeners. It omits Gateways that are being deleted. Fields that are not supported are problems of the Gateway.
 func (t *translator) collectGateways() {
 	for _, obj := range sortedByAge(t.Gateways) {
 		if t.classes[string(obj.Spec.GatewayClassName)] == nil || obj.DeletionTimestamp != nil {
@@ -74,7 +76,8 @@ func (t *translator) collectGateways() {
 	}
 }
 
-// collectListenerSets adds the ListenerSets to the Gateways that allow them.
+// collectListenerSets collects the ListenerSets of the Gateways, and adds their listeners to the Gateways that allow
+// them. A ListenerSet that is not allowed has a problem, which its status reports.
 func (t *translator) collectListenerSets() {
 	for _, obj := range sortedByAge(t.ListenerSets) {
 		ref := obj.Spec.ParentRef
@@ -114,7 +117,8 @@ func (t *translator) allowsListenerSet(gw *gateway, set *gatewayv1.ListenerSet) 
 	return t.selectsNamespace(ptr.Deref(allowed.Namespaces.From, gatewayv1.NamespacesFromNone), allowed.Namespaces.Selector, gw.Namespace, set.Namespace)
 }
 
-// selectsNamespace reports whether a rule of an object in the namespace own selects the namespace other.
+// selectsNamespace reports whether a rule of an object in the namespace own selects the namespace other. An invalid
+// selector selects none.
 func (t *translator) selectsNamespace(from gatewayv1.FromNamespaces, selector *metav1.LabelSelector, own, other string) bool {
 	switch from {
 	case gatewayv1.NamespacesFromAll:
@@ -129,7 +133,8 @@ func (t *translator) selectsNamespace(from gatewayv1.FromNamespaces, selector *m
 	return false
 }
 
-// frontends returns the Services of all ports in use.
+// frontends returns the Services that the gateway needs, with the ports of all listeners that are served. It omits
+// the Service of a Gateway without such a listener.
 func (t *translator) frontends() []Frontend {
 	byName := map[string]*Frontend{}
 	for _, gw := range t.ordered {

@@ -66,7 +66,8 @@ func (t *translator) addIngresses() {
 	}
 }
 
-// isOurs reports whether the class of an Ingress belongs to this controller.
+// isOurs reports whether the class of an Ingress, by spec.ingressClassName or else by the former annotation, belongs to this
+// controller. It returns false for an Ingress without a class.
 func (t *translator) isOurs(in *networkingv1.Ingress) bool {
 	name := in.Annotations[legacyClassAnnotation]
 	if in.Spec.IngressClassName != nil {
@@ -84,6 +85,7 @@ func (t *translator) warn(in *ingress, format string, args ...any) {
 }
 
 // addIngressTLS adds a listener for each TLS host of an Ingress. A TLS section without hosts applies to the hosts of all rules.
+// A section whose Secret is missing or invalid only adds a problem to the Ingress.
 func (t *translator) addIngressTLS(in *ingress) {
 	for _, section := range in.Spec.TLS {
 		certificate, err := t.Lookup.Certificate(in.Namespace, section.SecretName)

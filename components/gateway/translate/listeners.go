@@ -97,7 +97,8 @@ func (t *translator) newListener(gw *gateway, set *listenerSet, spec *gatewayv1.
 // terminatesTLS reports whether the listener needs a certificate.
 func (l *listener) terminatesTLS() bool { return l.kind == model.HTTPS || l.kind == model.TLSTerminate }
 
-// selectKinds sets the kinds of routes that can be attached: those of the protocol that allowedRoutes allows.
+// selectKinds sets the kinds of routes that can be attached: those of the protocol that allowedRoutes allows, or all
+// of the protocol if it lists none. It sets a problem if allowedRoutes lists another kind.
 func (l *listener) selectKinds(supported []gatewayv1.Kind) {
 	l.kinds = []gatewayv1.RouteGroupKind{}
 	group := ptr.To(gatewayv1.Group(gatewayv1.GroupName))
@@ -116,7 +117,8 @@ func (l *listener) selectKinds(supported []gatewayv1.Kind) {
 	}
 }
 
-// claim adds the listener to its port, unless a listener that has claimed the port before conflicts with it.
+// claim adds the listener to its port, unless a listener that has claimed the port before conflicts with it. A
+// listener with a conflict has a problem and is not served.
 func (t *translator) claim(l *listener) {
 	if l.invalid != nil || l.gateway.problem != nil {
 		return
@@ -141,8 +143,8 @@ func (t *translator) claim(l *listener) {
 	p.listeners = append(p.listeners, l)
 }
 
-// serverTLS returns the TLS configuration of a listener, or nil if it has none or no certificate is valid. It sets the
-// problems of the listener.
+// serverTLS returns the TLS configuration of a listener. It returns nil if the listener does not terminate TLS, if no
+// certificate is valid, or if the CAs for client certificates are invalid. It sets the problems of the listener.
 func (t *translator) serverTLS(l *listener) *model.ServerTLS {
 	if !l.terminatesTLS() || l.invalid != nil {
 		return nil

@@ -154,7 +154,8 @@ func Translate(o Objects) Result {
 	return Result{Config: t.config(), Backends: t.backends, Frontends: t.frontends(), Status: t.status}
 }
 
-// collectClasses finds the GatewayClasses of this controller and accepts them.
+// collectClasses collects the GatewayClasses of this controller and sets their condition Accepted. It is false, and
+// the class is not used, if the class has parameters or an invalid annotation for its Services.
 func (t *translator) collectClasses() {
 	for _, c := range t.Classes {
 		if c.Spec.ControllerName != ControllerName {
