@@ -85,7 +85,8 @@ func (ss *streamService) Attach(_ context.Context, req *runtimeapi.AttachRequest
 	return ss.server.GetAttach(req)
 }
 
-// PortForward returns a URL at which the client can connect to ports of a pod.
+// PortForward returns a URL at which the client can connect to ports of a pod. It returns an error if the pod does
+// not run.
 func (ss *streamService) PortForward(_ context.Context, req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	s, err := ss.inventory.findSandbox(req.GetPodSandboxId())
 	if err != nil {

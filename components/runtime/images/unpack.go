@@ -99,8 +99,8 @@ func (u *unpacker) dir(name string) (*os.File, error) {
 	return dir, nil
 }
 
-// entry unpacks one entry of the archive. Device nodes are ignored, because those of an image would give access to
-// devices of the host.
+// entry unpacks one entry of the archive. It converts whiteouts, which delete files of lower layers, to those of
+// overlayfs. Device nodes are ignored, because those of an image would give access to devices of the host.
 func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	if strings.ContainsRune(h.Name, 0) || strings.ContainsRune(h.Linkname, 0) {
 		return errors.New("name contains a NUL character")

@@ -217,7 +217,7 @@ func (h *Host) Label(path string, l *Labels) error {
 	return h.setFile(path, l.Mount)
 }
 
-// LabelForAll sets the label of a file that all containers may read and execute.
+// LabelForAll sets the label of a file that all containers may read and execute. It does nothing without SELinux.
 func (h *Host) LabelForAll(path string) error {
 	if h == nil {
 		return nil

@@ -341,7 +341,8 @@ var namespaceFlags = map[string]int{
 	"net": unix.CLONE_NEWNET, "ipc": unix.CLONE_NEWIPC, "uts": unix.CLONE_NEWUTS, "mnt": unix.CLONE_NEWNS, "cgroup": unix.CLONE_NEWCGROUP,
 }
 
-// checkNamespaces returns an error if a namespace ("kind:path") cannot be joined.
+// checkNamespaces returns an error if the kind of a namespace ("kind:path") is not one that a pre-started process can
+// join. It does not check the path.
 func checkNamespaces(namespaces []string) error {
 	for _, namespace := range namespaces {
 		if kind, _, _ := strings.Cut(namespace, ":"); namespaceFlags[kind] == 0 {
