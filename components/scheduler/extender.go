@@ -35,7 +35,8 @@ type extender struct {
 // maxExtenderAnswer is the maximum size in bytes of an extender's response.
 const maxExtenderAnswer = 64 << 20
 
-// newExtender validates the configuration of an extender and reads its certificates. It does not connect.
+// newExtender validates the configuration of an extender and reads its certificates. It does not connect. As
+// upstream, it does not verify the certificate of an extender that uses HTTPS without a CA.
 func newExtender(cfg *configv1.Extender) (*extender, error) {
 	if cfg.URLPrefix == "" {
 		return nil, fmt.Errorf("an extender has no urlPrefix")

@@ -267,7 +267,7 @@ func bestCandidate(all []*victims, now time.Time) *victims {
 	})
 }
 
-// highest returns the priority of the most important victim.
+// highest returns the priority of the most important victim, or the lowest number if there is none.
 func highest(v *victims) int32 {
 	if len(v.pods) == 0 {
 		return math.MinInt32

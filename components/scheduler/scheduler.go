@@ -277,7 +277,7 @@ func (s *Scheduler) newCycle(pod *state.Pod, profile *Profile) *framework.Cycle 
 }
 
 // find returns the best node for the pod that is being scheduled according to the plugins of a profile and the
-// extenders.
+// extenders, or why no node fits.
 func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *Profile) (*state.Node, *fitError) {
 	if len(s.extended) == 0 {
 		return findNode(cycle, &profile.Plugins, s.pluginMetrics[profile])

@@ -58,7 +58,7 @@ func (TaintToleration) Score(c *framework.Cycle, nodes []*state.Node, out []int6
 	return any
 }
 
-// tolerated reports whether one of the tolerations matches the taint.
+// tolerated reports whether one of the tolerations matches the taint. Only the operators Exists and Equal can match.
 func tolerated(tolerations []corev1.Toleration, taint *corev1.Taint) bool {
 	for i := range tolerations {
 		t := &tolerations[i]
