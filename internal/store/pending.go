@@ -85,8 +85,9 @@ func (o *pendingWrites) finish(w *write, revision int64) *Entry {
 	return w.entry
 }
 
-// claim returns the entry for a change that the watch reports: that of the pending write if key,
-// value and revision match, otherwise a new one.
+// claim returns the entry for a change that the watch reports. That is the entry of the pending write with the same
+// key and value, and the same revision if etcd has responded to the write. It is a new entry if there is no such
+// write or the watch has reported it before.
 func (o *pendingWrites) claim(c *Collection, ch change) *Entry {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -45,7 +45,8 @@ func (c *slogCore) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *za
 	return checked
 }
 
-// Write forwards a message to the handler, unless drop rejects it. Levels above Error become Error.
+// Write forwards a message to the handler, unless the handler has disabled its level or drop returns true for it.
+// Levels above Error, for which drop is not called, become Error.
 func (c *slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
 	level := slog.LevelError
 	switch {

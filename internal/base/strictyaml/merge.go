@@ -38,7 +38,8 @@ func Merge(base, over *Node) *Node {
 	return &out
 }
 
-// mergeLists merges lists of named items. It returns over if an item has no name.
+// mergeLists merges lists whose items have a field name. The result contains the items of base whose name is not in
+// over, and then those of over. If an item of either list has no name, it returns over.
 func mergeLists(base, over *Node) *Node {
 	names := map[string]bool{}
 	for _, list := range []*Node{base, over} {

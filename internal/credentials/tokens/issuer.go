@@ -67,8 +67,8 @@ type Issuer struct {
 	signer jose.Signer
 }
 
-// NewIssuer validates cfg and returns an Issuer. Issuer, Key and Objects are required. It returns an error if the
-// type of the key is not supported.
+// NewIssuer validates cfg and returns an Issuer. Issuer, Key and Objects are required; empty Audiences are replaced
+// by the issuer. It returns an error if the type of the key is not supported.
 func NewIssuer(cfg IssuerConfig) (*Issuer, error) {
 	if cfg.Issuer == "" || cfg.Key == nil || cfg.Objects == nil {
 		return nil, errors.New("creating service account token issuer: issuer, key and objects are required")
@@ -176,7 +176,8 @@ func Default(req *authenticationv1.TokenRequest) {
 	}
 }
 
-// forServer reports whether all of the requested audiences are audiences of the API server.
+// forServer reports whether all of the requested audiences are audiences of the API server. It returns true if there
+// are none.
 func (i *Issuer) forServer(audiences []string) bool {
 	for _, a := range audiences {
 		if !slices.Contains(i.cfg.Audiences, a) {

@@ -175,7 +175,7 @@ func readTable(dir, file string) (map[string]uint64, error) {
 	return parseTable(string(data)), nil
 }
 
-// parseTable parses the content of such a file.
+// parseTable parses text like the content of cpu.stat: lines of a name and a number. It ignores other lines.
 func parseTable(text string) map[string]uint64 {
 	table := map[string]uint64{}
 	for line := range strings.Lines(text) {

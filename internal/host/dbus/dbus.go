@@ -132,7 +132,8 @@ func bus(member string, args ...any) Call {
 	return Call{Destination: "org.freedesktop.DBus", Path: "/org/freedesktop/DBus", Interface: "org.freedesktop.DBus", Member: member, Args: args}
 }
 
-// authenticate authenticates as the user of the process. The kernel reports this user to the bus.
+// authenticate authenticates as the user of the process, which the kernel reports to the bus, and negotiates that
+// messages may contain file descriptors. It returns an error if the bus refuses either.
 func authenticate(conn *net.UnixConn) error {
 	say := func(line, want string) error {
 		if _, err := io.WriteString(conn, line+"\r\n"); err != nil {
@@ -234,8 +235,8 @@ func (c *Conn) Call(ctx context.Context, call Call) ([]any, error) {
 	}
 }
 
-// read receives messages, passes replies to the waiting calls and signals to the channel, until the
-// connection is closed or a message is invalid.
+// read receives messages until the connection is closed or a message is invalid. It passes replies to the waiting
+// calls, and signals to the channel; a signal is lost if the channel is full. It ignores other messages.
 func (c *Conn) read() {
 	defer close(c.done)
 	defer close(c.signals)

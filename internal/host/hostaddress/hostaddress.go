@@ -151,7 +151,8 @@ func (m machine) address() (addr netip.Addr, byRoute bool) {
 	return loopback, false
 }
 
-// defaults returns the default routes, in the kernel's order of preference.
+// defaults returns the default routes in the kernel's order of preference, without those that reject packets
+// ("unreachable default").
 func (m machine) defaults() []netlink.Route {
 	var out []netlink.Route
 	for _, r := range m.routes {

@@ -296,7 +296,8 @@ type Traffic struct {
 	RxPackets, RxDropped, TxPackets, TxDropped uint64
 }
 
-// Traffic returns the counters of a pod's link. It returns an error if the pod has no link.
+// Traffic returns the counters of a pod's link. They are zero if the kernel reports none. It returns an error if the
+// pod has no link.
 func (n *Network) Traffic(id string) (Traffic, error) {
 	link, err := n.netlink.LinkByName(n.veth(id))
 	if err != nil {

@@ -110,7 +110,7 @@ func (p *pool) addresses(id string) []netip.Addr {
 	return addrs
 }
 
-// free releases the addresses of every pod for which match returns true.
+// free releases the addresses of every pod for which match returns true. It stops at the first error.
 func (p *pool) free(match func(id string) bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -85,8 +85,8 @@ func (n *Network) setupRules(ctx context.Context) error {
 // Setup has succeeded.
 func (n *Network) Maintain(ctx context.Context) { n.writer.Maintain(ctx, n.restoreLost) }
 
-// restoreLost checks the rules of each family, writes those with missing rules again, and reports
-// whether any were missing.
+// restoreLost checks the rules of each family, writes those with missing rules again, and reports whether any were
+// missing. It does nothing before the bridge is set up.
 func (n *Network) restoreLost(ctx context.Context) (lost bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -138,7 +138,8 @@ func (n *Network) rules(cidr netip.Prefix) packetfilter.Ruleset {
 
 func familyOf(addr netip.Addr) packetfilter.Family { return packetfilter.FamilyOf(addr.Is6()) }
 
-// setupSysctls enables IP forwarding and sets the other sysctls that the pod network needs.
+// setupSysctls enables IP forwarding and sets the other sysctls that the pod network needs. If those of the bridge do
+// not exist, it loads the kernel module br_netfilter; it only logs if that fails.
 func (n *Network) setupSysctls() error {
 	want := map[string]string{}
 	for _, cidr := range n.cidrs {
