@@ -18,7 +18,7 @@ import (
 	"hyperkube/manifests"
 )
 
-// Config configures a Manager.
+// Config configures a Manager, which applies and prunes the add-ons of a cluster.
 type Config struct {
 	Reconciler *Reconciler
 	Kube       kubernetes.Interface

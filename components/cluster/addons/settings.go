@@ -24,7 +24,7 @@ const SettingsName = "hyperkube-addons"
 // enabling an enabled add-on is a change, after which its objects are restored.
 const changedAnnotation = "hyperkube.io/changed-at"
 
-// Values of the settings.
+// Values of the settings of add-ons in their ConfigMap.
 const (
 	settingEnabled  = "enabled"
 	settingDisabled = "disabled"

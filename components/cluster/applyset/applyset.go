@@ -38,7 +38,8 @@ type Mapper interface {
 	RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error)
 }
 
-// Client applies and prunes sets. It is safe for concurrent use for different sets.
+// Client applies sets of objects, and prunes them: it deletes members that are not desired anymore. It is safe for
+// concurrent use for different sets.
 type Client struct {
 	Dynamic dynamic.Interface
 	Mapper  Mapper
@@ -46,7 +47,8 @@ type Client struct {
 	FieldManager string
 }
 
-// Set is a set of objects.
+// Set is an ApplySet (KEP-3659): a set of objects that are applied and pruned together. Its parent is a ConfigMap
+// that describes it, and each member has its ID as a label.
 type Set struct {
 	// Name is the name of the parent ConfigMap in kube-system.
 	Name string
@@ -97,7 +99,7 @@ func (e *Error) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Result is the result of Apply.
+// Result is the result of Apply: which of the desired objects exist and are members of the set.
 type Result struct {
 	// Complete reports whether all desired objects exist, although applying some of them may have failed.
 	Complete bool

@@ -36,10 +36,10 @@ const (
 	parentManager = tool + "-applyset"
 )
 
-// ParentNamespace is the namespace of all parents.
+// ParentNamespace is the namespace of the ConfigMaps that are the parents of sets.
 const ParentNamespace = metav1.NamespaceSystem
 
-// configMaps is the resource of parents.
+// configMaps is the API resource of the parents of sets.
 var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 
 // ID returns the ID of the set whose parent has the name. Members have it in the label
@@ -57,7 +57,7 @@ type scope struct {
 	namespaces []string
 }
 
-// parent is the parent of a set as last read or written.
+// parent is the parent of a set, the ConfigMap that describes it, as last read or written.
 type parent struct {
 	scope
 	name string

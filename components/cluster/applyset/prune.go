@@ -24,7 +24,7 @@ type Member struct {
 	mapping *meta.RESTMapping
 }
 
-// State is the state of a set in the cluster.
+// State is the state of a set in the cluster: its parent and its members.
 type State struct {
 	// Exists reports whether the set has a parent.
 	Exists bool

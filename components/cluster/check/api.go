@@ -8,7 +8,8 @@ import (
 // apiChecks returns the checks of the processes and of the API server.
 func apiChecks() []check { return []check{{"processes", checkProcesses}, {"api-server", checkAPI}} }
 
-// APIStatus is what the API server reports.
+// APIStatus is what the API server reports about itself, the nodes, and the addresses of its Service and of cluster
+// DNS.
 type APIStatus struct {
 	// Failed are the failed checks of /readyz.
 	Failed []string

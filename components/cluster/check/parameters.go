@@ -94,7 +94,7 @@ func checkReversePath(_ context.Context, m *Machine, o *outcome) {
 	}
 }
 
-// Limits below which a node with its default number of pods exhausts them.
+// Kernel parameters with smaller values are a finding, because a node with its default number of pods exhausts them.
 const (
 	minInotifyInstances = 128
 	minInotifyWatches   = 8192

@@ -19,7 +19,7 @@ import (
 // dataDirectory =
 const Label = "hyperkube.io/manifest"
 
-// Keys of the data of a parent.
+// Keys of the data of the ConfigMap that is the parent of a file's set of objects.
 const (
 	dataDirectory = "directory"
 	dataFile      = "file"

@@ -29,7 +29,7 @@ import (
 // FieldManager is the field manager of objects from the directory.
 const FieldManager = "hyperkube-manifests"
 
-// Config configures an Applier.
+// Config configures an Applier, which applies the manifests in a directory.
 type Config struct {
 	// Dir is the absolute path of the directory, which may not exist. Its parent directory must exist.
 	Dir string

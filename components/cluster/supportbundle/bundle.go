@@ -39,7 +39,7 @@ type Config struct {
 	Check, Status func(context.Context) any
 }
 
-// collector collects one kind of data.
+// collector collects one kind of data for the support bundle.
 type collector struct {
 	name string
 	run  func(ctx context.Context, c *collection) error

@@ -25,7 +25,7 @@ const (
 	schedulerKind = "KubeSchedulerConfiguration"
 )
 
-// kind is a kind of document.
+// kind is a kind of document that a configuration file of `up` may contain.
 type kind struct {
 	kind, apiVersion string
 	// check adds errors for unknown fields and wrong types of a document to r.

@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// Running is the configuration of a running process.
+// Running is the configuration of the running process of `up`, which the process saves when it starts.
 type Running struct {
 	// Args are the flags of its command line that a later `up` keeps unless they are set again.
 	Args []string `json:"args,omitempty"`

@@ -64,7 +64,7 @@ type arguments struct {
 	Proxy   []kubeadmapi.Argument `json:"kubeProxyExtraArgs,omitempty"`
 }
 
-// kubeletArgs and proxyArgs are the keys of arguments.
+// kubeletArgs and proxyArgs are the keys of UpConfiguration for extra arguments of the kubelet and the service proxy.
 const (
 	kubeletArgs = "kubeletExtraArgs"
 	proxyArgs   = "kubeProxyExtraArgs"

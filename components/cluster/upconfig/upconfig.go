@@ -93,7 +93,7 @@ func listFiles(file string, optional bool) ([]string, error) {
 	return paths, nil
 }
 
-// reader collects the documents of all files and the errors in them.
+// reader reads the configuration files of `up`: it merges their documents by kind, and collects the errors in them.
 type reader struct {
 	flags *pflag.FlagSet
 	// merged are the documents by kind. Fields of a later file replace those of earlier ones.
