@@ -40,7 +40,7 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Gateway is a controller with its data plane.
+// Gateway runs the controller and the data plane of the gateway, and serves its health checks and metrics.
 type Gateway struct {
 	cfg        Config
 	plane      *dataplane.Plane

@@ -34,13 +34,13 @@ import (
 	"hyperkube/internal/client/leaderelection"
 )
 
-// Plane is the data plane.
+// Plane is the data plane, which serves the ports of Gateways and passes requests to backends.
 type Plane interface {
 	Apply(*model.Config, map[model.BackendKey]*model.Backend, map[model.PortID]int32) map[model.PortID]error
 	SetEndpoints(*model.Backend, []model.Endpoint)
 }
 
-// Config configures a Controller.
+// Config configures a Controller, which translates objects of the API for the data plane.
 type Config struct {
 	Clients *client.Clients
 	Plane   Plane
@@ -54,7 +54,7 @@ type Config struct {
 // maxPause is the longest time between two translations, while objects change continuously.
 const maxPause = 50 * time.Millisecond
 
-// Controller keeps the data plane and the statuses of objects up to date.
+// Controller translates Gateways, Ingresses and their routes to the configuration of the data plane, and writes their statuses.
 type Controller struct {
 	cfg    Config
 	src    *sources

@@ -14,7 +14,7 @@ type lookup struct {
 	certificates map[string]parsed
 }
 
-// parsed is the result of parsing a Secret.
+// parsed is the certificate that was parsed from one version of a Secret, or the error.
 type parsed struct {
 	version     string // of the Secret
 	certificate *tls.Certificate

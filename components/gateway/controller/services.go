@@ -28,7 +28,7 @@ const (
 	namespaceAnnotation = "hyperkube.io/gateway-namespace"
 )
 
-// Local ports of the gateway's pods.
+// The range of ports at which the gateway's pods listen. They are the target ports of the gateway's Services.
 const (
 	firstLocalPort = 20000
 	lastLocalPort  = 29999

@@ -28,7 +28,7 @@ func newAccessLog(w io.Writer) *accessLog {
 	return &accessLog{out: out, encoder: json.NewEncoder(out)}
 }
 
-// accessRecord is a request in the access log.
+// accessRecord is a completed request, for the access log.
 type accessRecord struct {
 	request         *http.Request
 	began           time.Time

@@ -101,7 +101,7 @@ func closeWrite(conn net.Conn) error {
 	return conn.Close()
 }
 
-// idle calls a function when no data was copied for a time.
+// idle calls a function when no data was copied between a client and a backend for a time.
 type idle struct {
 	timeout time.Duration
 	timer   *time.Timer // nil without a limit
@@ -131,7 +131,7 @@ func (i *idle) stop() {
 	}
 }
 
-// touching is a writer that restarts a timeout.
+// touching is a connection that restarts the timeout of an idle at each write.
 type touching struct {
 	net.Conn
 	idle *idle

@@ -11,7 +11,7 @@ import (
 	"hyperkube/components/gateway/model"
 )
 
-// handler serves the requests of a port.
+// handler serves the HTTP requests of a port by the rules of the routes that are attached to it.
 type handler struct {
 	plane *Plane
 	id    model.PortID

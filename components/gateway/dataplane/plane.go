@@ -47,7 +47,7 @@ type Limits struct {
 	Connections int
 }
 
-// Config configures a Plane.
+// Config configures a Plane, the data plane of the gateway.
 type Config struct {
 	Limits Limits
 	// ProxyProtocol is true if a load balancer in front of the gateway sends the address of the client in a PROXY
@@ -64,7 +64,8 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// Plane serves a configuration. Its methods are safe for concurrent use.
+// Plane is the data plane: it serves the ports of a configuration, and replaces the configuration without interrupting
+// requests. Its methods are safe for concurrent use.
 type Plane struct {
 	cfg       Config
 	log       *slog.Logger

@@ -14,7 +14,7 @@ import (
 	"hyperkube/components/gateway/model"
 )
 
-// Connections to backends.
+// Timeouts and limits of connections to backends.
 const (
 	dialTimeout = 5 * time.Second
 	// idleTimeout closes idle connections to an endpoint. Servers usually close them after 60 seconds or more, and a
@@ -31,7 +31,7 @@ type pool struct {
 	next      atomic.Uint32 // round robin
 }
 
-// endpoint is an address of a backend.
+// endpoint is an address of a backend, with the connections to it.
 type endpoint struct {
 	address   string
 	transport *http.Transport

@@ -37,7 +37,7 @@ func classOf(k model.Kind) class {
 	return tcpClass
 }
 
-// server serves a port.
+// server serves a port of the gateway: HTTP requests, forwarded connections or datagrams, depending on its class.
 type server struct {
 	plane    *Plane
 	id       model.PortID
@@ -216,7 +216,7 @@ func (l *limitedListener) Close() error {
 	return l.Listener.Close()
 }
 
-// limitedConn frees its slot when it is closed.
+// limitedConn is a connection of a limitedListener, which accepts another connection when it is closed.
 type limitedConn struct {
 	net.Conn
 	release func()

@@ -31,7 +31,7 @@ type portTable struct {
 	servesHTTP bool
 }
 
-// listenerTable is a compiled listener.
+// listenerTable is a compiled listener: the rules and forwards of its routes by hostname.
 type listenerTable struct {
 	listener *model.Listener
 	hosts    hostIndex[*vhost]
@@ -53,7 +53,7 @@ type entry struct {
 	order int
 }
 
-// rule is a compiled rule.
+// rule is a compiled rule of a route, with its backends.
 type rule struct {
 	*model.Rule
 	route   string
@@ -68,13 +68,13 @@ type mirror struct {
 	numerator, denominator int32
 }
 
-// forward is a compiled model.Forward.
+// forward is a compiled model.Forward: a TLSRoute, TCPRoute or UDPRoute with its backends.
 type forward struct {
 	name    string
 	targets targets
 }
 
-// targets are weighted backends.
+// targets are the backends of a rule with their weights, from which requests select one.
 type targets struct {
 	list  []target
 	total int32
@@ -260,7 +260,7 @@ func precedence(a, b entry) int {
 		-cmp.Compare(len(a.match.Query), len(b.match.Query)), cmp.Compare(a.order, b.order))
 }
 
-// lookup is a request while its rule is searched.
+// lookup is a request for which a rule is searched. Its query is parsed when the first condition needs it.
 type lookup struct {
 	*http.Request
 	query url.Values // parsed when first needed

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// PortID identifies a port at which clients connect.
+// PortID identifies a port at which clients connect: the name of the Service, the number and whether it is a UDP port.
 type PortID struct {
 	// Frontend is the name of the Service whose addresses clients connect to.
 	Frontend string
@@ -34,7 +34,7 @@ type Port struct {
 	Listeners []*Listener
 }
 
-// Kind is what a listener does with a connection.
+// Kind is what a listener does with a connection, which follows from its protocol and TLS mode.
 type Kind int
 
 // Kinds of listeners.
@@ -71,7 +71,7 @@ type Listener struct {
 	Forwards []Forward
 }
 
-// ServerTLS is the TLS configuration of a listener.
+// ServerTLS is the TLS configuration of a listener that terminates TLS.
 type ServerTLS struct {
 	// Certificates of the listener. A client gets the first that it supports.
 	Certificates []*tls.Certificate
@@ -195,7 +195,7 @@ type BackendTLS struct {
 	Certificate *tls.Certificate
 }
 
-// Forward sends connections or datagrams to backends.
+// Forward is a TLSRoute, TCPRoute or UDPRoute: it sends connections or datagrams to backends.
 type Forward struct {
 	// Name is the kind, namespace and name of the route.
 	Name string
@@ -204,7 +204,7 @@ type Forward struct {
 	Backends  []WeightedBackend
 }
 
-// Filters change requests and responses.
+// Filters are the filters of a rule or backend, which change requests and responses.
 type Filters struct {
 	RequestHeaders, ResponseHeaders *HeaderFilter
 	Redirect                        *Redirect

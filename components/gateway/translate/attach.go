@@ -10,7 +10,7 @@ import (
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// route is a route of any kind.
+// route is a route of any kind (HTTPRoute, GRPCRoute, TLSRoute, TCPRoute or UDPRoute) while it is translated.
 type route struct {
 	metav1.Object
 	kind      gatewayv1.Kind
@@ -22,7 +22,7 @@ type route struct {
 	compile func() compiled
 }
 
-// compiled is the result of compiling a route.
+// compiled is the result of compiling a route: how to attach it to a listener, or why it is rejected.
 type compiled struct {
 	// rejected is why the route is not accepted, unresolved why a reference is not resolved.
 	rejected, unresolved *problem

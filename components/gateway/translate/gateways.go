@@ -17,7 +17,7 @@ import (
 	"hyperkube/components/gateway/model"
 )
 
-// gateway is a Gateway of one of this controller's classes.
+// gateway is a Gateway of one of this controller's classes, with its listeners and its problem, if it has one.
 type gateway struct {
 	*gatewayv1.Gateway
 	frontend string

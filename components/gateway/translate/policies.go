@@ -17,7 +17,7 @@ import (
 // policyTarget is a port of a Service. section is the name of the port; in a policy, "" stands for all ports.
 type policyTarget struct{ namespace, service, section string }
 
-// policy is a BackendTLSPolicy.
+// policy is a BackendTLSPolicy with its TLS configuration and its problems.
 type policy struct {
 	*gatewayv1.BackendTLSPolicy
 	tls *model.BackendTLS // nil if the policy is invalid
