@@ -23,7 +23,7 @@ func GroupVersion() schema.GroupVersion { return metricsv1beta1.SchemeGroupVersi
 // Resources returns the resources of the metrics API for discovery.
 func Resources() []metav1.APIResource { return resources().APIResources }
 
-// InProcessConfig configures an InProcess.
+// InProcessConfig configures an InProcess, the metrics API in the process of the API server.
 type InProcessConfig struct {
 	// Informers contain the nodes and pods. The caller starts them.
 	Informers informers.SharedInformerFactory
@@ -39,7 +39,7 @@ type Transport interface {
 	CloseIdleConnections()
 }
 
-// Intervals of an InProcess.
+// Intervals at which an InProcess reads resource usage from the kubelets, which is a scrape.
 const (
 	// firstWindow is the interval between the first two scrapes. CPU usage is a rate, so the first response
 	// requires two scrapes.
