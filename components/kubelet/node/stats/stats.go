@@ -286,7 +286,7 @@ func nodeCPU() (uint64, error) {
 	return ticks * uint64(time.Second/100), nil
 }
 
-// images returns a path on the file system of images, or "" if it is unknown.
+// images returns a path on the file system of images. It is Root if Images is not set, and "" if it is unknown.
 func (p *Provider) images() string {
 	if p.Images == nil {
 		return p.Root

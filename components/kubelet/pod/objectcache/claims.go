@@ -15,7 +15,7 @@ type API struct {
 	Kube kubernetes.Interface
 }
 
-// Claim gets the PersistentVolumeClaim of that name.
+// Claim gets the PersistentVolumeClaim of that name. It returns ErrNoAPI if the kubelet has no API server.
 func (a API) Claim(ctx context.Context, namespace, name string) (*v1.PersistentVolumeClaim, error) {
 	if a.Kube == nil {
 		return nil, ErrNoAPI
@@ -23,7 +23,7 @@ func (a API) Claim(ctx context.Context, namespace, name string) (*v1.PersistentV
 	return a.Kube.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// Volume gets the PersistentVolume of that name.
+// Volume gets the PersistentVolume of that name. It returns ErrNoAPI if the kubelet has no API server.
 func (a API) Volume(ctx context.Context, name string) (*v1.PersistentVolume, error) {
 	if a.Kube == nil {
 		return nil, ErrNoAPI
@@ -31,7 +31,7 @@ func (a API) Volume(ctx context.Context, name string) (*v1.PersistentVolume, err
 	return a.Kube.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 }
 
-// Secret gets the Secret of that name.
+// Secret gets the Secret of that name. It returns ErrNoAPI if the kubelet has no API server.
 func (a API) Secret(ctx context.Context, namespace, name string) (*v1.Secret, error) {
 	if a.Kube == nil {
 		return nil, ErrNoAPI
@@ -39,7 +39,7 @@ func (a API) Secret(ctx context.Context, namespace, name string) (*v1.Secret, er
 	return a.Kube.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-// ServiceAccount gets the ServiceAccount that the pod uses.
+// ServiceAccount gets the ServiceAccount that the pod uses. It returns ErrNoAPI if the kubelet has no API server.
 func (a API) ServiceAccount(ctx context.Context, pod *v1.Pod) (*v1.ServiceAccount, error) {
 	if a.Kube == nil {
 		return nil, ErrNoAPI

@@ -33,7 +33,8 @@ func NewServices(kube kubernetes.Interface, informer cache.SharedInformer) *Serv
 	return &Services{informer: own, run: own.RunWithContext}
 }
 
-// Run watches the services until ctx is done.
+// Run watches the Services until ctx is done. It returns immediately if the caller of NewServices runs the informer,
+// or without an API server.
 func (s *Services) Run(ctx context.Context) error {
 	if s.run != nil {
 		s.run(ctx)
