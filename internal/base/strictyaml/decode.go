@@ -149,8 +149,8 @@ func (l *locator) findInside(n *Node, path string, wrap func(*Node) *Node) bool 
 	return len(l.errs) > before
 }
 
-// describeError rewrites an error of the JSON decoder about a value of the wrong type in the terms of YAML, with the advice to
-// quote a value that must be a string. It returns other errors unchanged. n is the value in the document.
+// describeError rewrites an error of the JSON decoder about a value of the wrong type in the terms of YAML, with the
+// advice to quote a value that must be a string. It returns other errors unchanged. n is the value in the document.
 func describeError(n *Node, err error) error {
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	if !ok {

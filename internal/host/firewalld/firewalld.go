@@ -169,8 +169,8 @@ func lostEntries(s dbus.Signal) bool {
 	return ok && s.Body[0] == service && owner != ""
 }
 
-// add assigns the configured address ranges and links to the zone, also those that belong to another zone, after recording them
-// in the host journal. It is no error if the zone already contains them. It stops at the first error.
+// add assigns the configured address ranges and links to the zone, also those that belong to another zone, after
+// recording them in the host journal. It is no error if the zone already contains them. It stops at the first error.
 func (m *Manager) add(ctx context.Context, conn *dbus.Conn) error {
 	var changes []hostjournal.Change
 	for _, e := range m.entries {

@@ -253,7 +253,7 @@ func nameOf(object json.RawMessage) (metav1.ObjectMeta, error) {
 }
 
 // key returns the etcd key of an object relative to etcdPrefix: its name, for namespaced resources after the
-// namespace.
+// namespace. An empty namespace means defaultNamespace.
 func (t *target) key(namespace, name string) string {
 	if !t.resource.Namespaced {
 		return name

@@ -110,8 +110,8 @@ func startIn(ctx context.Context, dir string, args []string, log string) (*rest.
 	return config, etcd, nil
 }
 
-// startEtcd starts an etcd member with its data below dir, waits until it is ready, and returns its
-// client URL.
+// startEtcd starts an etcd member with its data below dir, waits until it is ready, and returns its client URL. The
+// member runs until the process ends.
 func startEtcd(dir string) (string, error) {
 	c := embed.NewConfig()
 	c.Dir = filepath.Join(dir, "etcd")
