@@ -10,8 +10,9 @@ import (
 // imageChecks returns the checks of the container runtime's image store.
 func imageChecks() []check { return []check{{"images", checkImages}} }
 
-// checkImages compares the records of images with the layers on disk. The runtime ignores images with missing layers, so
-// that the kubelet pulls them again, which is impossible for imported images.
+// checkImages compares the records of images with the layers on disk. The runtime ignores images with missing layers,
+// so that the kubelet pulls them again, which is impossible for imported images. A damaged record is a warning.
+// Built-in images are not checked, because the runtime creates them again when it starts.
 func checkImages(_ context.Context, m *Machine, o *outcome) {
 	store := m.Layout.Runtime()
 	if !m.exists(path.Join(store, "images")) {

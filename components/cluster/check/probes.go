@@ -148,8 +148,8 @@ func onceAPI(l layout.Node) func(context.Context) (APIStatus, error) {
 	}
 }
 
-// queryAPI queries the API server with the credentials of this machine: those of the administrator, or on a worker those of the
-// kubelet. The address of cluster DNS is empty if the built-in DNS is disabled.
+// queryAPI queries the API server with the credentials of this machine: those of the administrator, or on a worker
+// those of the kubelet. The address of cluster DNS is empty if the built-in DNS is disabled.
 func queryAPI(ctx context.Context, l layout.Node) (status APIStatus, err error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
@@ -208,8 +208,8 @@ func whyNotReady(node *corev1.Node) string {
 	return "it has not reported its state yet"
 }
 
-// queryEtcd implements Probes.Etcd for the member of the node with the paths l. Without a leader, the result contains only what
-// the member itself knows.
+// queryEtcd implements Probes.Etcd for the member of the node with the paths l. Without a leader, the result contains
+// only what the member itself knows.
 func queryEtcd(ctx context.Context, l layout.Node) (EtcdStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()

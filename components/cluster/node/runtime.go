@@ -52,9 +52,10 @@ func runtimeOptions(l layout.Node, podCIDRs string, mode packetfilter.Mode) (lau
 	}, nil
 }
 
-// configFileArgs returns runtime flags for the configuration files in a cluster's --root directory.
-// For a file that does not exist there, the runtime uses the file of the machine, so for example
-// registry mirrors apply to every cluster.
+// configFileArgs returns runtime flags for the configuration files in a cluster's --root directory. For a file that
+// does not exist there, the runtime uses the file of the machine, so for example registry mirrors apply to every
+// cluster. If the cluster uses the machine's directory itself, it returns no flags, because that is the runtime's
+// default.
 func configFileArgs(l layout.Node) []string {
 	if l.Etc == layout.Default().Etc {
 		return nil // the defaults of the runtime

@@ -63,8 +63,8 @@ type collection struct {
 	errs   []error
 }
 
-// add adds a file to the archive, or its end if it is larger than maxFileSize. Empty files are ignored. Files after the first
-// maxFiles are omitted and recorded as one error.
+// add adds a file to the archive, or its end if it is larger than maxFileSize. Empty files are ignored. Files after the
+// first maxFiles are omitted and recorded as one error.
 func (c *collection) add(name string, data []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,8 +98,8 @@ func (c *collection) close() ([]file, []error) {
 	return slices.DeleteFunc(c.files, func(f file) bool { return f.name == "" }), c.errs
 }
 
-// tail returns the last limit bytes of data, from the beginning of a line, after a line that states that the beginning is
-// omitted. It returns data if that is not longer than limit.
+// tail returns the last limit bytes of data, from the beginning of a line, after a line that states that the beginning
+// is omitted. It returns data if that is not longer than limit.
 func tail(data []byte, limit int) []byte {
 	if len(data) <= limit {
 		return data
@@ -185,8 +185,8 @@ func writeArchive(ctx context.Context, cfg Config, list []collector, w io.Writer
 	return failed, errors.Join(archive.Close(), zip.Close())
 }
 
-// runCollector runs a collector until it returns or its time is over. Then it continues in the background, and what it adds is
-// ignored. A panic of the collector is recorded as an error.
+// runCollector runs a collector until it returns or its time is over. Then it continues in the background, and what it
+// adds is ignored. A panic of the collector is recorded as an error.
 func runCollector(ctx context.Context, one collector, c *collection) {
 	ctx, cancel := context.WithTimeout(ctx, collectorTimeout)
 	defer cancel()

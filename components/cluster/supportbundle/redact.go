@@ -111,8 +111,8 @@ var sensitiveName = regexp.MustCompile(`(?i)` + sensitiveWord)
 // references are fields of objects whose names look sensitive and whose values are names of objects.
 var references = []string{"secretName", "secretNamespace", "secret-name", "serviceAccountName"}
 
-// isSensitive reports whether the value of the setting called name is a credential. It returns false for fields that contain
-// the name of a Secret or service account.
+// isSensitive reports whether the value of the setting called name is a credential. It returns false for fields that
+// contain the name of a Secret or service account.
 func isSensitive(name string) bool {
 	return sensitiveName.MatchString(name) && !slices.Contains(references, name)
 }
