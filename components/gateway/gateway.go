@@ -104,8 +104,8 @@ func (g *Gateway) Run(parent context.Context) error {
 	return <-failed
 }
 
-// handler serves /healthz, /readyz and /metrics. /readyz fails before the objects of the cluster have been read, and while the
-// gateway is stopping.
+// handler serves /healthz, /readyz and /metrics. /readyz fails before the objects of the cluster have been read, and
+// while the gateway is stopping.
 func (g *Gateway) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })

@@ -54,7 +54,8 @@ type Config struct {
 // maxPause is the longest time between two translations, while objects change continuously.
 const maxPause = 50 * time.Millisecond
 
-// Controller translates Gateways, Ingresses and their routes to the configuration of the data plane, and writes their statuses.
+// Controller translates Gateways, Ingresses and their routes to the configuration of the data plane, and writes their
+// statuses.
 type Controller struct {
 	cfg    Config
 	src    *sources
@@ -73,8 +74,8 @@ type Controller struct {
 	followsConfigMaps bool
 }
 
-// New validates cfg, registers with the informers and returns a Controller, which does nothing before Run. It returns an error
-// if a field of cfg is not set.
+// New validates cfg, registers with the informers and returns a Controller, which does nothing before Run. It returns
+// an error if a field of cfg is not set.
 func New(cfg Config) (*Controller, error) {
 	if cfg.Clients == nil || cfg.Plane == nil || cfg.Namespace == "" || cfg.Owner == "" || len(cfg.Selector) == 0 || cfg.Log == nil {
 		return nil, errors.New("the controller of the gateway requires clients, a data plane, the namespace, owner and labels of its pods, and a logger")
@@ -121,8 +122,8 @@ func (c *Controller) notify() {
 	}
 }
 
-// Run runs the informers and keeps the data plane up to date, until ctx is done. It also takes part in the election of the
-// leader, and returns an error only if the election fails.
+// Run runs the informers and keeps the data plane up to date, until ctx is done. It also takes part in the election of
+// the leader, and returns an error only if the election fails.
 func (c *Controller) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer c.running.Wait()
@@ -174,9 +175,9 @@ func (c *Controller) elect(ctx context.Context) error {
 	})
 }
 
-// reconcile translates all objects and configures the data plane. It starts the informer of ConfigMaps when the first object
-// refers to a ConfigMap. A port that cannot be opened is only logged. It does nothing if ctx is done before ConfigMaps are
-// synced.
+// reconcile translates all objects and configures the data plane. It starts the informer of ConfigMaps when the first
+// object refers to a ConfigMap. A port that cannot be opened is only logged. It does nothing if ctx is done before
+// ConfigMaps are synced.
 func (c *Controller) reconcile(ctx context.Context) {
 	objects := c.objects()
 	if !c.followsConfigMaps && refersToConfigMaps(objects.Gateways, objects.BackendPolicies) {
@@ -236,8 +237,8 @@ func (c *Controller) setBackends(backends map[model.BackendKey]*model.Backend) {
 	}
 }
 
-// endpointsChanged passes the current endpoints of a Service to the data plane after one of its EndpointSlices has changed or
-// was deleted. This needs no translation of the other objects.
+// endpointsChanged passes the current endpoints of a Service to the data plane after one of its EndpointSlices has
+// changed or was deleted. This needs no translation of the other objects.
 func (c *Controller) endpointsChanged(obj any) {
 	if d, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = d.Obj
@@ -251,8 +252,8 @@ func (c *Controller) endpointsChanged(obj any) {
 	c.setEndpoints(types.NamespacedName{Namespace: slice.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]})
 }
 
-// setEndpoints passes the current endpoints of a Service to all backends of the data plane that refer to it. It does nothing if
-// there are none or the Service does not exist. The caller holds c.mu.
+// setEndpoints passes the current endpoints of a Service to all backends of the data plane that refer to it. It does
+// nothing if there are none or the Service does not exist. The caller holds c.mu.
 func (c *Controller) setEndpoints(name types.NamespacedName) {
 	backends := c.backends[name]
 	if len(backends) == 0 {

@@ -110,8 +110,8 @@ func (s *sources) all() []cache.SharedIndexInformer {
 	return append(s.own(), s.services, s.endpointSlices, s.namespaces, s.ingresses, s.ingressClasses)
 }
 
-// trim removes managed fields from an object before an informer stores it, and from ConfigMaps, Secrets and EndpointSlices
-// their annotations. Of the data of a ConfigMap it keeps only ca.crt. It never returns an error.
+// trim removes managed fields from an object before an informer stores it, and from ConfigMaps, Secrets and
+// EndpointSlices their annotations. Of the data of a ConfigMap it keeps only ca.crt. It never returns an error.
 func trim(obj any) (any, error) {
 	if object, err := meta.Accessor(obj); err == nil {
 		object.SetManagedFields(nil)
@@ -132,8 +132,8 @@ func trim(obj any) (any, error) {
 	return obj, nil
 }
 
-// matters reports whether a change of an object can change what is served or written. A change of the status alone does not
-// matter, except of Services that the gateway has created.
+// matters reports whether a change of an object can change what is served or written. A change of the status alone does
+// not matter, except of Services that the gateway has created.
 func matters(old, cur any) bool {
 	switch o := old.(type) {
 	case *corev1.Service:
@@ -165,7 +165,8 @@ func list[T any](informer cache.SharedIndexInformer) []*T {
 	return out
 }
 
-// get returns an object in an informer, or nil if there is none of the type T. namespace is empty for kinds without namespaces.
+// get returns an object in an informer, or nil if there is none of the type T. namespace is empty for kinds without
+// namespaces.
 func get[T any](informer cache.SharedIndexInformer, namespace, name string) *T {
 	key := name
 	if namespace != "" {

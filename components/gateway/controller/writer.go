@@ -33,8 +33,8 @@ func newWriter(c *Controller) *writer {
 	return &writer{controller: c, warned: map[types.NamespacedName]string{}}
 }
 
-// run writes the result of every translation until ctx is done. It omits results that were replaced while it wrote, and retries
-// after errors with a back-off. It always returns nil.
+// run writes the result of every translation until ctx is done. It omits results that were replaced while it wrote, and
+// retries after errors with a back-off. It always returns nil.
 func (w *writer) run(ctx context.Context) error {
 	retry := backoff.Backoff{First: 100 * time.Millisecond, Max: 10 * time.Second}
 	for {
@@ -58,8 +58,8 @@ func (w *writer) run(ctx context.Context) error {
 	}
 }
 
-// write writes the Services and statuses of the last translation. It does nothing before the first translation, and stops at
-// the first error.
+// write writes the Services and statuses of the last translation. It does nothing before the first translation, and
+// stops at the first error.
 func (w *writer) write(ctx context.Context) error {
 	result := w.controller.result.Load()
 	if result == nil {
@@ -94,8 +94,8 @@ type object interface {
 	runtime.Object
 }
 
-// update writes the status of an object if change changes it. It does nothing if the object does not exist. It returns a
-// conflict if the object in the informer is outdated.
+// update writes the status of an object if change changes it. It does nothing if the object does not exist. It returns
+// a conflict if the object in the informer is outdated.
 func update[T object](ctx context.Context, w *writer, resource string, informer cache.SharedIndexInformer, name types.NamespacedName, change func(T)) error {
 	key := name.Name
 	if name.Namespace != "" {
@@ -255,8 +255,8 @@ func mergeAncestors(current, desired []gatewayv1.PolicyAncestorStatus) []gateway
 	return out
 }
 
-// setGatewayStatus replaces the status of a Gateway by desired. Conditions that have not changed keep their transition time,
-// and conditions of other controllers are kept.
+// setGatewayStatus replaces the status of a Gateway by desired. Conditions that have not changed keep their transition
+// time, and conditions of other controllers are kept.
 func setGatewayStatus(to *gatewayv1.GatewayStatus, desired gatewayv1.GatewayStatus) {
 	setConditions(&to.Conditions, desired.Conditions)
 	if meta.FindStatusCondition(desired.Conditions, string(gatewayv1.GatewayConditionInsecureFrontendValidationMode)) == nil {
@@ -278,8 +278,8 @@ func setGatewayStatus(to *gatewayv1.GatewayStatus, desired gatewayv1.GatewayStat
 	to.Listeners = listeners
 }
 
-// setListenerSetStatus replaces the status of a ListenerSet by desired. Conditions that have not changed keep their transition
-// time, and conditions of other controllers are kept.
+// setListenerSetStatus replaces the status of a ListenerSet by desired. Conditions that have not changed keep their
+// transition time, and conditions of other controllers are kept.
 func setListenerSetStatus(to *gatewayv1.ListenerSetStatus, desired gatewayv1.ListenerSetStatus) {
 	setConditions(&to.Conditions, desired.Conditions)
 	var listeners []gatewayv1.ListenerEntryStatus
@@ -297,8 +297,8 @@ func setListenerSetStatus(to *gatewayv1.ListenerSetStatus, desired gatewayv1.Lis
 	to.Listeners = listeners
 }
 
-// warnIngress creates a Warning event with the problems of an Ingress, unless there are none or the last event of this process
-// has the same.
+// warnIngress creates a Warning event with the problems of an Ingress, unless there are none or the last event of this
+// process has the same.
 func (w *writer) warnIngress(ctx context.Context, in *networkingv1.Ingress, problems []string) error {
 	name := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}
 	text := strings.Join(problems, "; ")
@@ -321,8 +321,8 @@ func (w *writer) warnIngress(ctx context.Context, in *networkingv1.Ingress, prob
 	return nil
 }
 
-// writeIngresses writes the addresses of all Ingresses of this controller to their status, and creates events about their
-// problems. It stops at the first error.
+// writeIngresses writes the addresses of all Ingresses of this controller to their status, and creates events about
+// their problems. It stops at the first error.
 func (w *writer) writeIngresses(ctx context.Context, s *translate.Status) error {
 	for name := range w.warned {
 		if _, ok := s.Ingresses[name]; !ok {

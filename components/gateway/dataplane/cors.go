@@ -9,8 +9,8 @@ import (
 	"hyperkube/components/gateway/model"
 )
 
-// answerPreflight answers a CORS preflight request, and reports whether the request is one. If the origin is not allowed, the
-// response has no CORS headers, so that the browser blocks the request.
+// answerPreflight answers a CORS preflight request, and reports whether the request is one. If the origin is not
+// allowed, the response has no CORS headers, so that the browser blocks the request.
 func answerPreflight(w http.ResponseWriter, r *http.Request, c *model.CORS) bool {
 	method := r.Header.Get("Access-Control-Request-Method")
 	if r.Method != http.MethodOptions || r.Header.Get("Origin") == "" || method == "" {

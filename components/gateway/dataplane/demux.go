@@ -27,8 +27,8 @@ func newDemux(s *server) *demux {
 	return &demux{server: s, conns: make(chan net.Conn), done: make(chan struct{})}
 }
 
-// run accepts the connections of a TLS port until the listener is closed. It passes them to the HTTP server or, if a TLSRoute
-// is attached to the port, to route.
+// run accepts the connections of a TLS port until the listener is closed. It passes them to the HTTP server or, if a
+// TLSRoute is attached to the port, to route.
 func (d *demux) run() {
 	var reading sync.WaitGroup
 	defer reading.Wait()
@@ -57,9 +57,9 @@ func (d *demux) hand(conn net.Conn) {
 	}
 }
 
-// route forwards a connection if its server name belongs to a TLSRoute, and passes it to the HTTP server if the name belongs to
-// an HTTPS listener, or to no listener of a port that serves HTTPS. It closes other connections, and those whose client does
-// not begin a TLS handshake in time.
+// route forwards a connection if its server name belongs to a TLSRoute, and passes it to the HTTP server if the name
+// belongs to an HTTPS listener, or to no listener of a port that serves HTTPS. It closes other connections, and those
+// whose client does not begin a TLS handshake in time.
 func (d *demux) route(conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Now().Add(d.handshakeTimeout())) // an error also affects the next Read
 	name, seen, err := readServerName(conn)

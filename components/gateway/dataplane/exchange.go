@@ -41,8 +41,8 @@ type exchange struct {
 	ends []context.CancelFunc
 }
 
-// serve answers the request. It answers CORS preflight requests and redirects of the rule itself, and otherwise passes the
-// request to a backend, chosen at random by weight. It responds with 500 if that backend is invalid.
+// serve answers the request. It answers CORS preflight requests and redirects of the rule itself, and otherwise passes
+// the request to a backend, chosen at random by weight. It responds with 500 if that backend is invalid.
 func (x *exchange) serve() {
 	f := &x.rule.Filters
 	if f.CORS != nil && answerPreflight(x.w, x.in, f.CORS) {
@@ -81,8 +81,8 @@ func (x *exchange) serve() {
 	proxy.ServeHTTP(x.w, x.in)
 }
 
-// rewrite prepares the request to the backend: it sets the X-Forwarded headers and applies the filters of the rule and of the
-// backend. RoundTrip selects the endpoint.
+// rewrite prepares the request to the backend: it sets the X-Forwarded headers and applies the filters of the rule and
+// of the backend. RoundTrip selects the endpoint.
 func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out := pr.Out
 	// The backend receives the query as the client sent it.
@@ -108,8 +108,8 @@ func modifyRequestHeaders(r *http.Request, f *model.HeaderFilter) {
 	}
 }
 
-// modifyResponse changes the headers of the response of a backend by the CORS filter and the header filters of the backend and
-// the rule. It never returns an error.
+// modifyResponse changes the headers of the response of a backend by the CORS filter and the header filters of the
+// backend and the rule. It never returns an error.
 func (x *exchange) modifyResponse(res *http.Response) error {
 	if x.rule.Filters.CORS != nil {
 		addCORS(res.Header, x.in, x.rule.Filters.CORS)
@@ -119,8 +119,8 @@ func (x *exchange) modifyResponse(res *http.Response) error {
 	return nil
 }
 
-// answerError answers a request that no backend has answered: with 503 if the backend has no endpoints, 413 if the body is too
-// large, 504 after a timeout, and otherwise 502. It writes nothing if the client has disconnected.
+// answerError answers a request that no backend has answered: with 503 if the backend has no endpoints, 413 if the body
+// is too large, 504 after a timeout, and otherwise 502. It writes nothing if the client has disconnected.
 func (x *exchange) answerError(w http.ResponseWriter, r *http.Request, err error) {
 	code := http.StatusBadGateway
 	var tooLarge *http.MaxBytesError
@@ -179,8 +179,8 @@ func (x *exchange) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// attempt sends the request to an endpoint, within the backend timeout of the rule if there is one. The timeout does not limit
-// connections that are upgraded, for example to WebSocket.
+// attempt sends the request to an endpoint, within the backend timeout of the rule if there is one. The timeout does
+// not limit connections that are upgraded, for example to WebSocket.
 func (x *exchange) attempt(e *endpoint, r *http.Request) (*http.Response, error) {
 	ctx := r.Context()
 	var timer *time.Timer
@@ -222,9 +222,9 @@ type keptBody struct{ io.ReadCloser }
 // Close implements io.Closer. It does nothing.
 func (keptBody) Close() error { return nil }
 
-// mirror sends copies of the request to the backends of mirror filters, in the background. A filter can apply to a random share
-// of the requests. Requests that upgrade the connection, or whose body is larger than maxMirroredBody, are not copied.
-// Otherwise mirror first reads the whole body.
+// mirror sends copies of the request to the backends of mirror filters, in the background. A filter can apply to a
+// random share of the requests. Requests that upgrade the connection, or whose body is larger than maxMirroredBody, are
+// not copied. Otherwise mirror first reads the whole body.
 func (x *exchange) mirror() {
 	var chosen []*pool
 	for _, m := range x.rule.mirrors {

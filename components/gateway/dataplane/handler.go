@@ -17,8 +17,8 @@ type handler struct {
 	id    model.PortID
 }
 
-// ServeHTTP implements http.Handler. It answers a request by the rule of the route that matches it, and adds it to the metrics
-// and, if configured, the access log.
+// ServeHTTP implements http.Handler. It answers a request by the rule of the route that matches it, and adds it to the
+// metrics and, if configured, the access log.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	h.plane.metrics.active.Inc()
@@ -40,8 +40,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// find finds the rule for a request. It returns nil if it has answered the request with an error: 404 without a listener or
-// matching rule, 405 for CONNECT, and 421 if the TLS connection was made for another listener.
+// find finds the rule for a request. It returns nil if it has answered the request with an error: 404 without a
+// listener or matching rule, 405 for CONNECT, and 421 if the TLS connection was made for another listener.
 func (h *handler) find(w *recorder, r *http.Request) *exchange {
 	p := h.plane.table.Load().ports[h.id]
 	if p == nil {
@@ -96,8 +96,8 @@ func cleanPath(r *http.Request) {
 	}
 }
 
-// redirect answers a request with a redirect to its own URL, in which f replaces scheme, host, port or path. The port is
-// omitted if it is the default of the scheme.
+// redirect answers a request with a redirect to its own URL, in which f replaces scheme, host, port or path. The port
+// is omitted if it is the default of the scheme.
 func redirect(w http.ResponseWriter, r *http.Request, port int32, f *model.Redirect, match *model.Match) {
 	scheme, host, number := "http", f.Hostname, f.Port
 	if r.TLS != nil {
@@ -124,8 +124,8 @@ func redirect(w http.ResponseWriter, r *http.Request, port int32, f *model.Redir
 	w.WriteHeader(f.Code)
 }
 
-// modifyPath changes a path and its escaped form. It replaces the prefix by which the request matched, or the whole path if m
-// says so or the request did not match by a prefix. It does nothing if m is nil.
+// modifyPath changes a path and its escaped form. It replaces the prefix by which the request matched, or the whole
+// path if m says so or the request did not match by a prefix. It does nothing if m is nil.
 func modifyPath(plain, escaped *string, m *model.PathModifier, match *model.Match) {
 	switch {
 	case m == nil:

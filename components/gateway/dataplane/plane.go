@@ -84,8 +84,8 @@ type Plane struct {
 	background sync.WaitGroup
 }
 
-// New validates cfg and returns a Plane that serves nothing. It returns an error if cfg has no registry for metrics or no
-// logger, or if a limit is negative.
+// New validates cfg and returns a Plane that serves nothing. It returns an error if cfg has no registry for metrics or
+// no logger, or if a limit is negative.
 func New(cfg Config) (*Plane, error) {
 	if cfg.Metrics == nil || cfg.Log == nil {
 		return nil, errors.New("the data plane requires a registry for metrics and a logger")
@@ -198,8 +198,8 @@ func (p *Plane) Drain() {
 	}
 }
 
-// mirror sends a copy of a request to a backend in the background and discards the response. It drops the copy if too many are
-// in flight or the backend has no endpoints.
+// mirror sends a copy of a request to a backend in the background and discards the response. It drops the copy if too
+// many are in flight or the backend has no endpoints.
 func (p *Plane) mirror(to *pool, r *http.Request) {
 	e := to.pick()
 	if e == nil {

@@ -143,8 +143,8 @@ var (
 	errNoBackendKey = errors.New("the backend sent no certificate")
 )
 
-// clientConfig returns the configuration of TLS connections to a backend. The certificate of the backend must be valid for its
-// ServerName or, if the policy has subject alternative names, contain one of them.
+// clientConfig returns the configuration of TLS connections to a backend. The certificate of the backend must be valid
+// for its ServerName or, if the policy has subject alternative names, contain one of them.
 func clientConfig(b *model.BackendTLS) *tls.Config {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: b.ServerName, RootCAs: b.Roots}
 	if b.Certificate != nil {

@@ -75,8 +75,8 @@ func (c *proxyConn) Read(p []byte) (int, error) {
 	return c.reader.Read(p)
 }
 
-// RemoteAddr implements net.Conn. It returns the address of the client in the PROXY header, or that of the load balancer if the
-// header has none.
+// RemoteAddr implements net.Conn. It returns the address of the client in the PROXY header, or that of the load
+// balancer if the header has none.
 func (c *proxyConn) RemoteAddr() net.Addr {
 	if c.readHeader(); c.remote != nil {
 		return c.remote
@@ -111,8 +111,8 @@ func readProxyHeader(r *bufio.Reader) (netip.AddrPort, error) {
 	return readProxyV2(r)
 }
 
-// readProxyV1 reads a header such as "PROXY TCP4 192.0.2.1 192.0.2.2 56324 443" and returns the address of the client. The
-// address is invalid, without an error, if the header has none ("PROXY UNKNOWN").
+// readProxyV1 reads a header such as "PROXY TCP4 192.0.2.1 192.0.2.2 56324 443" and returns the address of the client.
+// The address is invalid, without an error, if the header has none ("PROXY UNKNOWN").
 func readProxyV1(r *bufio.Reader) (netip.AddrPort, error) {
 	var line []byte
 	for !bytes.HasSuffix(line, []byte("\r\n")) {
@@ -142,8 +142,8 @@ func readProxyV1(r *bufio.Reader) (netip.AddrPort, error) {
 	return address, nil
 }
 
-// readProxyV2 reads a binary header and returns the address of the client. The address is invalid, without an error, if the
-// load balancer has connected for itself (LOCAL) or for a client without IP address.
+// readProxyV2 reads a binary header and returns the address of the client. The address is invalid, without an error, if
+// the load balancer has connected for itself (LOCAL) or for a client without IP address.
 func readProxyV2(r *bufio.Reader) (netip.AddrPort, error) {
 	var fixed [16]byte
 	if _, err := io.ReadFull(r, fixed[:]); err != nil {

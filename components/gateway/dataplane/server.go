@@ -117,8 +117,8 @@ func (s *server) serveHTTP(listener net.Listener) {
 
 var errUnknownName = errors.New("no listener for the server name")
 
-// tlsConfig returns the TLS configuration of the listener for the server name that a client requests. It returns an error if no
-// listener that terminates TLS has the name.
+// tlsConfig returns the TLS configuration of the listener for the server name that a client requests. It returns an
+// error if no listener that terminates TLS has the name.
 func (s *server) tlsConfig(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	p := s.plane.table.Load().ports[s.id]
 	if p == nil {

@@ -132,8 +132,8 @@ func compile(c *model.Config, pool func(*model.Backend) *pool, metrics func(stri
 	return t
 }
 
-// listener compiles a listener: it indexes the rules of its HTTP routes by hostname and path, and its TLS, TCP and UDP routes
-// by hostname, of which the oldest takes precedence.
+// listener compiles a listener: it indexes the rules of its HTTP routes by hostname and path, and its TLS, TCP and UDP
+// routes by hostname, of which the oldest takes precedence.
 func (x *compiler) listener(l *model.Listener) *listenerTable {
 	out := &listenerTable{listener: l}
 	if l.TLS != nil {
@@ -203,8 +203,8 @@ func (x *compiler) targets(backends []model.WeightedBackend) targets {
 	return out
 }
 
-// serverConfig returns the configuration with which a listener terminates TLS. If the listener has CAs for client certificates,
-// clients need a valid certificate, unless the listener allows unverified ones.
+// serverConfig returns the configuration with which a listener terminates TLS. If the listener has CAs for client
+// certificates, clients need a valid certificate, unless the listener allows unverified ones.
 func serverConfig(l *model.Listener) *tls.Config {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, CipherSuites: tlsdefaults.CipherSuites(), NextProtos: []string{"h2", "http/1.1"}}
 	if l.Kind == model.TLSTerminate {

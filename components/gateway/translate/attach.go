@@ -67,8 +67,8 @@ func (t *translator) attachRoutes() {
 	}
 }
 
-// attachRoute attaches a route to the listeners of its parents that allow it, and sets its status for each parent of this
-// controller. A route with an invalid rule is attached to no listener.
+// attachRoute attaches a route to the listeners of its parents that allow it, and sets its status for each parent of
+// this controller. A route with an invalid rule is attached to no listener.
 func (t *translator) attachRoute(r *route) {
 	var c compiled
 	var statuses []gatewayv1.RouteParentStatus
@@ -170,8 +170,8 @@ func (t *translator) selectListeners(r *route, ref gatewayv1.ParentReference, li
 	return out, p
 }
 
-// allowsRoute reports whether allowedRoutes of a listener allows the kind and namespace of a route. By default, only the
-// namespace of the listener is allowed.
+// allowsRoute reports whether allowedRoutes of a listener allows the kind and namespace of a route. By default, only
+// the namespace of the listener is allowed.
 func (t *translator) allowsRoute(l *listener, r *route) bool {
 	if !slices.ContainsFunc(l.kinds, func(k gatewayv1.RouteGroupKind) bool { return k.Kind == r.kind }) {
 		return false

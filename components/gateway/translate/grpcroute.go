@@ -24,8 +24,8 @@ func (t *translator) compileGRPCRoute(r *gatewayv1.GRPCRoute) compiled {
 	return c.result(out)
 }
 
-// grpcRule compiles a rule of a GRPCRoute. A rule without matches applies to all requests. It rejects the route if the rule
-// uses a field that is not supported.
+// grpcRule compiles a rule of a GRPCRoute. A rule without matches applies to all requests. It rejects the route if the
+// rule uses a field that is not supported.
 func (c *ruleCompiler) grpcRule(rule *gatewayv1.GRPCRouteRule) *model.Rule {
 	out := &model.Rule{Filters: c.grpcFilters(rule.Filters, false)}
 	for i := range rule.Matches {
@@ -78,8 +78,8 @@ func part(value string, exact bool) string {
 	return "(?:" + value + ")"
 }
 
-// grpcFilters compiles the filters of a rule of a GRPCRoute, or of one of its backends. Backends can only change headers. It
-// rejects the route if it has other filters.
+// grpcFilters compiles the filters of a rule of a GRPCRoute, or of one of its backends. Backends can only change
+// headers. It rejects the route if it has other filters.
 func (c *ruleCompiler) grpcFilters(filters []gatewayv1.GRPCRouteFilter, ofBackend bool) model.Filters {
 	var out model.Filters
 	for i := range filters {

@@ -62,8 +62,8 @@ func (c *ruleCompiler) unresolve(p *problem) {
 	}
 }
 
-// httpRule compiles a rule of an HTTPRoute. A rule without matches applies to all requests. It rejects the route if the rule
-// uses a field that is not supported.
+// httpRule compiles a rule of an HTTPRoute. A rule without matches applies to all requests. It rejects the route if the
+// rule uses a field that is not supported.
 func (c *ruleCompiler) httpRule(rule *gatewayv1.HTTPRouteRule) *model.Rule {
 	out := &model.Rule{Filters: c.httpFilters(rule.Filters, false)}
 	for i := range rule.Matches {
@@ -153,8 +153,8 @@ func (c *ruleCompiler) pattern(expression string) *regexp.Regexp {
 	return p
 }
 
-// weighted resolves a backend reference of a rule. If the reference is invalid, it sets the problem of the route's references
-// and the result has no Backend; requests for it are answered with an error.
+// weighted resolves a backend reference of a rule. If the reference is invalid, it sets the problem of the route's
+// references and the result has no Backend; requests for it are answered with an error.
 func (c *ruleCompiler) weighted(ref gatewayv1.BackendRef, filters model.Filters) model.WeightedBackend {
 	backend, target, p := c.t.backend(c.from, ref.BackendObjectReference, c.protocol)
 	if p != nil {
@@ -166,8 +166,8 @@ func (c *ruleCompiler) weighted(ref gatewayv1.BackendRef, filters model.Filters)
 	return model.WeightedBackend{Backend: backend, Weight: ptr.Deref(ref.Weight, 1), Filters: filters}
 }
 
-// httpFilters compiles the filters of a rule of an HTTPRoute, or of one of its backends. Backends can only change headers. It
-// rejects the route if it has other filters.
+// httpFilters compiles the filters of a rule of an HTTPRoute, or of one of its backends. Backends can only change
+// headers. It rejects the route if it has other filters.
 func (c *ruleCompiler) httpFilters(filters []gatewayv1.HTTPRouteFilter, ofBackend bool) model.Filters {
 	var out model.Filters
 	for i := range filters {

@@ -66,8 +66,8 @@ func (t *translator) addIngresses() {
 	}
 }
 
-// isOurs reports whether the class of an Ingress, by spec.ingressClassName or else by the former annotation, belongs to this
-// controller. It returns false for an Ingress without a class.
+// isOurs reports whether the class of an Ingress, by spec.ingressClassName or else by the former annotation, belongs to
+// this controller. It returns false for an Ingress without a class.
 func (t *translator) isOurs(in *networkingv1.Ingress) bool {
 	name := in.Annotations[legacyClassAnnotation]
 	if in.Spec.IngressClassName != nil {

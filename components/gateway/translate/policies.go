@@ -58,8 +58,8 @@ func (t *translator) indexPolicies() *policies {
 	return p
 }
 
-// compilePolicy sets the TLS configuration and the problems of a policy. A policy that refers to CA certificates of which none
-// is valid is rejected and has no configuration.
+// compilePolicy sets the TLS configuration and the problems of a policy. A policy that refers to CA certificates of
+// which none is valid is rejected and has no configuration.
 func (t *translator) compilePolicy(p *policy) {
 	v := p.Spec.Validation
 	out := &model.BackendTLS{ServerName: string(v.Hostname)}
