@@ -116,7 +116,8 @@ type tokenTransport struct {
 	next   http.RoundTripper
 }
 
-// RoundTrip sends a request with the token. It returns an error without sending the request if there is no token.
+// RoundTrip sends a request with the token. It returns an error without sending the request if there is no token. If
+// the response is 401 Unauthorized, it drops the token, so that the next request gets a new one.
 func (t *tokenTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	token, err := t.source.get(req.Context())
 	if err != nil {

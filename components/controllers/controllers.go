@@ -239,7 +239,8 @@ func (m *Manager) Run(ctx context.Context) error {
 	return m.run(ctx)
 }
 
-// run runs the controllers without leader election. If one fails, it stops the others and returns the error.
+// run runs the controllers without leader election. If one returns before ctx is done, run stops the others and
+// returns an error. It closes m.ready when all are ready.
 func (m *Manager) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

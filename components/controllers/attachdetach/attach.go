@@ -285,7 +285,8 @@ func (c *Controller) mayRemove(n *corev1.Node, id string, volume corev1.UniqueVo
 	return !healthy(n)
 }
 
-// detach deletes a VolumeAttachment, which requests the CSI driver to detach the volume.
+// detach deletes a VolumeAttachment, which requests the CSI driver to detach the volume. It does not wait for the
+// driver.
 func (c *Controller) detach(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	err := c.env.Kube.StorageV1().VolumeAttachments().Delete(ctx, a.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &a.UID}})
 	if err != nil && !apierrors.IsNotFound(err) {

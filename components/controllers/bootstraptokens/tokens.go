@@ -16,7 +16,7 @@ import (
 // namePrefix is the prefix of the names of Secrets with bootstrap tokens. The ID of the token follows.
 const namePrefix = "bootstrap-token-"
 
-// isToken reports whether a Secret contains a bootstrap token.
+// isToken reports whether a Secret contains a bootstrap token: it is in kube-system and has the type for tokens.
 func isToken(s *corev1.Secret) bool {
 	return s.Namespace == metav1.NamespaceSystem && s.Type == corev1.SecretTypeBootstrapToken
 }

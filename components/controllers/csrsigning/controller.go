@@ -78,8 +78,8 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	return c, c.Watch(requests.Informer(), control.AddedOrUpdated(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
 }
 
-// sync signs the request with this name if it is approved and for a configured signer. A request that violates the
-// rules of its signer gets the condition Failed.
+// sync signs the request with this name if it is approved and for a configured signer, and has no certificate yet. A
+// denied or failed request is ignored. A request that violates the rules of its signer gets the condition Failed.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	r, err := c.requests.Get(name)
 	if apierrors.IsNotFound(err) {

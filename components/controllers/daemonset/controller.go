@@ -134,8 +134,8 @@ func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1
 	return control.Owner(ref, Kind, c.sets.DaemonSets(namespace).Get)
 }
 
-// nodeChanged enqueues the DaemonSets that should start or stop a pod because a node was added (old is nil), changed,
-// or deleted (cur is nil).
+// nodeChanged enqueues the DaemonSets that should start or stop a pod because a node was added (old is nil) or
+// changed. If the node was deleted (cur is nil), it enqueues all DaemonSets.
 func (c *Controller) nodeChanged(old, cur *corev1.Node) {
 	all, err := c.sets.List(labels.Everything())
 	if err != nil {
@@ -217,8 +217,9 @@ func (c *Controller) addMatching(p *corev1.Pod) {
 	}
 }
 
-// sync reconciles the pods and the status of the DaemonSet with the key k. It does nothing while the DaemonSet is being
-// deleted.
+// sync reconciles the pods and the status of the DaemonSet with the key k. It does nothing while the DaemonSet is
+// being deleted, or if its selector is empty or invalid. While the cache lacks pods that the last sync created, or
+// still has those that it deleted, sync only updates the status.
 func (c *Controller) sync(ctx context.Context, k string) error {
 	namespace, name := control.SplitKey(k)
 	shared, err := c.sets.DaemonSets(namespace).Get(name)
@@ -368,7 +369,8 @@ func (c *Controller) apply(ctx context.Context, ds *appsv1.DaemonSet, p plan, ha
 	return errors.Join(errs...)
 }
 
-// updateStatus computes the status of the DaemonSet and writes it if it has changed.
+// updateStatus computes the status of the DaemonSet and writes it if it has changed. It is no error if the DaemonSet
+// was deleted.
 func (c *Controller) updateStatus(ctx context.Context, ds *appsv1.DaemonSet, nodes []*corev1.Node, pods []*corev1.Pod, hash string) error {
 	s := status(ds, nodes, byNode(pods), hash, c.env.Clock.Now())
 	if equality.Semantic.DeepEqual(ds.Status, s) {

@@ -97,7 +97,8 @@ func generation(ds *appsv1.DaemonSet) string {
 	return s
 }
 
-// pinTo adds a node affinity to pod, so that the scheduler binds it to this node only.
+// pinTo replaces the required node affinity of pod by one for this node, so that the scheduler binds the pod to this
+// node only. The controller itself has checked the affinity that is replaced.
 func pinTo(pod *corev1.Pod, node string) {
 	term := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}
 	if pod.Spec.Affinity == nil {
@@ -339,8 +340,8 @@ type nodePods struct {
 	hasExcess bool
 }
 
-// find sets the fields old, new and hasExcess of o from pods, the DaemonSet's pods on the node. hash is the revision
-// hash of the current template.
+// find sets the fields old, new and hasExcess of o from pods, the DaemonSet's pods on the node. Pods that are being
+// deleted are ignored. hash is the revision hash of the current template.
 func (o *nodePods) find(ds *appsv1.DaemonSet, pods []*corev1.Pod, hash string) {
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil {

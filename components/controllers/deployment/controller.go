@@ -84,8 +84,8 @@ func (c *Controller) setAdded(rs *appsv1.ReplicaSet) {
 	c.addMatching(rs)
 }
 
-// setChanged enqueues the Deployments that a changed ReplicaSet affects: its former and current owner, or those that
-// may adopt it.
+// setChanged enqueues the Deployments that a changed ReplicaSet affects: its former and current owner. If it has no
+// owner, and its labels or its owner have changed, it enqueues those that may adopt it.
 func (c *Controller) setChanged(old, cur *appsv1.ReplicaSet) {
 	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
 	changed := !equality.Semantic.DeepEqual(was, is)

@@ -315,8 +315,8 @@ func setRevision(d *appsv1.Deployment, rev string) bool {
 	return true
 }
 
-// newSize returns the size to which the new ReplicaSet rs can be scaled now: the desired size, limited by maxSurge and
-// the pods of all ReplicaSets.
+// newSize returns the size to which the new ReplicaSet rs can be scaled now. It is the desired size. In a rolling
+// update it is limited so that all ReplicaSets together have at most the desired number of pods plus maxSurge.
 func newSize(d *appsv1.Deployment, all []*appsv1.ReplicaSet, rs *appsv1.ReplicaSet) int32 {
 	want, have := replicas(d.Spec.Replicas), replicas(rs.Spec.Replicas)
 	if !isRolling(d) {

@@ -162,8 +162,8 @@ func (r *rollout) write(ctx context.Context, s appsv1.DeploymentStatus) error {
 	return r.writeStatus(ctx, r.d)
 }
 
-// syncProgress updates the status with the Progressing and ReplicaFailure conditions. If nothing has changed, it
-// schedules another sync at the progress deadline.
+// syncProgress updates the status with the Progressing and ReplicaFailure conditions. Without a progress deadline, it
+// removes the Progressing condition. If nothing has changed, it schedules another sync at the progress deadline.
 func (r *rollout) syncProgress(ctx context.Context) error {
 	d, s := r.d, r.compute()
 	if !hasDeadline(d) {
@@ -239,8 +239,9 @@ func (r *rollout) failure() *appsv1.DeploymentCondition {
 	return nil
 }
 
-// recordPaused records in the Progressing condition that the rollout was paused or resumed, so that
-// the time in between does not count towards the deadline.
+// recordPaused records in the Progressing condition that the rollout was paused or resumed, so that the time in
+// between does not count towards the deadline. It does nothing without a deadline, or if the deadline has already
+// passed.
 func (r *rollout) recordPaused(ctx context.Context) error {
 	d := r.d
 	if !hasDeadline(d) {

@@ -225,7 +225,8 @@ func entries(svc *corev1.Service, pods []*corev1.Pod) []entry {
 	return out
 }
 
-// podIP returns the pod's address of the Service's first IP family, or "" if it has none.
+// podIP returns the pod's address of the Service's first IP family, or "" if it has none. If the Service specifies no
+// family, it returns the pod's primary address.
 func podIP(svc *corev1.Service, p *corev1.Pod) string {
 	if len(svc.Spec.IPFamilies) == 0 {
 		return p.Status.PodIP

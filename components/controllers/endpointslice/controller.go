@@ -210,8 +210,8 @@ func (c *Controller) syncWithMetrics(ctx context.Context, key string) error {
 	return err
 }
 
-// sync updates the slices of the Service with the key. It returns control.ErrStale if the cache does not yet contain
-// the slices that were written last.
+// sync updates the slices of the Service with the key. It ignores Services without a selector and of type
+// ExternalName. It returns control.ErrStale if the cache does not yet contain the slices that were written last.
 func (c *Controller) sync(_ context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	svc, err := c.services.Services(namespace).Get(name)

@@ -52,8 +52,8 @@ func New(env control.Env) (*Controller, error) {
 	)
 }
 
-// sync creates the claims of the pod with the key. It stops at the first error, for which it also emits an event on the
-// pod.
+// sync creates the claims of the pod with the key, unless the pod is being deleted. It stops at the first error, for
+// which it also emits an event on the pod.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	pod, err := c.pods.Pods(namespace).Get(name)

@@ -75,7 +75,8 @@ type monitor struct {
 	remove func()
 }
 
-// New returns the garbage collector that env and cfg describe. It sends no requests before Run.
+// New returns the garbage collector that env and cfg describe. It sends no requests before Run. It returns an error
+// if cfg lacks a client.
 func New(env control.Env, cfg Config) (*Collector, error) {
 	if cfg.Discovery == nil || cfg.Metadata == nil {
 		return nil, errors.New("garbage collector: discovery and metadata clients are required")
@@ -308,8 +309,8 @@ func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, 
 	}, nil
 }
 
-// handler returns an event handler that updates the graph with the objects of a kind. Events of CRDs and APIServices
-// also trigger a discovery.
+// handler returns an event handler that updates the graph with the objects of a kind. Updates that change neither
+// owners, finalizers nor the deletion are ignored. Events of CRDs and APIServices also trigger a discovery.
 func (c *Collector) handler(kind schema.GroupVersionKind) cache.ResourceEventHandler {
 	surface := kind.Group == "apiextensions.k8s.io" || kind.Group == "apiregistration.k8s.io"
 	see := func(obj any) {

@@ -154,7 +154,8 @@ func within(changes []change, now time.Time, seconds int32) int32 {
 	return n
 }
 
-// upLimit returns the highest number of replicas that the scale-up policies in r allow now.
+// upLimit returns the highest number of replicas that the scale-up policies in r allow now. If r is nil, there is no
+// limit. If r disables scaling, the limit is current.
 func (m *scalingHistory) upLimit(now time.Time, r *autoscalingv2.HPAScalingRules, current int32) int32 {
 	if r == nil {
 		return math.MaxInt32
@@ -178,7 +179,8 @@ func (m *scalingHistory) upLimit(now time.Time, r *autoscalingv2.HPAScalingRules
 	return limit
 }
 
-// downLimit returns the lowest number of replicas that the scale-down policies in r allow now.
+// downLimit returns the lowest number of replicas that the scale-down policies in r allow now. If r is nil, there is
+// no limit. If r disables scaling, the limit is current.
 func (m *scalingHistory) downLimit(now time.Time, r *autoscalingv2.HPAScalingRules, current int32) int32 {
 	if r == nil {
 		return math.MinInt32

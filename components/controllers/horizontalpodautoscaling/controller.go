@@ -179,7 +179,8 @@ func (r *evaluation) condition(t autoscalingv2.HorizontalPodAutoscalerConditionT
 }
 
 // scale returns the scale subresource of the target and the target's resource. It returns an error if the target does
-// not exist or has no scale subresource.
+// not exist or has no scale subresource. If the kind of the target is unknown, it repeats the discovery of the API
+// once, because the kind may be new.
 func (r *evaluation) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupResource, error) {
 	ref := r.hpa.Spec.ScaleTargetRef
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)

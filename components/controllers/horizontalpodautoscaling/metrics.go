@@ -127,8 +127,10 @@ func (r REST) custom(ctx context.Context) (string, error) {
 	return "", errors.New("no known available metric versions found")
 }
 
-// Resource returns the usage of a resource from the resource metrics API, which metrics-server serves. Pods of which a
-// container has no sample are omitted.
+// Resource returns the usage of a resource from the resource metrics API, which metrics-server serves, by the names
+// of the pods. If container is not "", it is the usage of that container only. Pods of which a container has no
+// sample are omitted. It returns an error if the API has no metrics of the pods, or a pod's metrics lack the
+// container.
 func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace string, selector labels.Selector, container string) (map[string]sample, error) {
 	var list podMetricsList
 	err := r.get(ctx, &list, map[string]string{"labelSelector": selector.String()}, schema.GroupResource{Group: resourceGroup, Resource: "pods"}, "",
@@ -161,7 +163,8 @@ func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace 
 	return all, nil
 }
 
-// Pods returns the values of a metric from the custom metrics API, by the names of the pods that the selector selects.
+// Pods returns the values of a metric from the custom metrics API, by the names of the pods that the selector
+// selects. It returns an error if there are no values.
 func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, selector labels.Selector) (map[string]sample, error) {
 	of, err := metav1.LabelSelectorAsSelector(metric.Selector)
 	if err != nil {
@@ -228,7 +231,8 @@ func (r REST) Object(ctx context.Context, metric autoscalingv2.MetricIdentifier,
 	return list.Items[0].Value.MilliValue(), nil
 }
 
-// External returns the sum of all series of a metric in the external metrics API.
+// External returns the sum of all series of a metric in the external metrics API. It returns an error if there are
+// none.
 func (r REST) External(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string) (int64, error) {
 	params := map[string]string{}
 	if metric.Selector != nil {

@@ -58,7 +58,8 @@ func (c *Controller) remember(k string, f failures) {
 	c.failed[k] = f
 }
 
-// backoffAfter returns the back-off after n consecutive failures.
+// backoffAfter returns the back-off after n consecutive failures: firstBackoff, which doubles with each further
+// failure up to lastBackoff.
 func backoffAfter(n int) time.Duration {
 	wait := firstBackoff
 	for range n - 1 {

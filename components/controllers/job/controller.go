@@ -393,8 +393,8 @@ func (c *Controller) forgetRelease(j *batchv1.Job, p *corev1.Pod) {
 	}
 }
 
-// syncOrphan removes the finalizer from the pod with the key k if its Job does not exist. It checks this with the API
-// server, because the cache may be stale.
+// syncOrphan removes the finalizer from the pod with the key k if the pod has no controller or its Job does not
+// exist. It checks the latter with the API server, because the cache may be stale.
 func (c *Controller) syncOrphan(ctx context.Context, k string) error {
 	obj, ok, err := c.podIndex.GetByKey(k)
 	p, isPod := obj.(*corev1.Pod)

@@ -35,7 +35,8 @@ func matchFailurePolicy(j *batchv1.Job, p *corev1.Pod) (batchv1.PodFailurePolicy
 	return batchv1.PodFailurePolicyActionCount, ""
 }
 
-// matchExit returns a terminated container whose exit code matches the rule, or nil.
+// matchExit returns a terminated container whose exit code matches the rule, or nil. A container with exit code 0
+// never matches.
 func matchExit(s *corev1.PodStatus, rule *batchv1.PodFailurePolicyOnExitCodesRequirement) *corev1.ContainerStatus {
 	for _, list := range [][]corev1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses} {
 		for i := range list {

@@ -442,7 +442,8 @@ func (s *state) advance(ctx context.Context) error {
 	return workErr
 }
 
-// suspend discards the active pods of a suspended Job and sets the condition Suspended.
+// suspend discards the active pods of a suspended Job, sets the condition Suspended and removes the start time from
+// the status, so that the active deadline begins again when the Job is resumed.
 func (s *state) suspend(ctx context.Context) error {
 	// Discarded pods do not count as failed.
 	err := s.discard(ctx, s.active)

@@ -66,7 +66,8 @@ func New(env control.Env, period time.Duration) (*Controller, error) {
 	return c, nil
 }
 
-// sync checks all Secrets, and schedules the next round. It logs errors of single Secrets and continues with the
+// sync checks all Secrets, and schedules the next round. It invalidates and deletes none before the API server has
+// tracked the use of tokens for the configured period. It logs errors of single Secrets and continues with the
 // others.
 func (c *Controller) sync(ctx context.Context, _ string) error {
 	defer c.AddAfter(syncKey, interval)

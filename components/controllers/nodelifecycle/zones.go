@@ -47,7 +47,9 @@ type zone struct {
 // excludeLabel is the label of Nodes that do not count for the state of their zone.
 const excludeLabel = "node.kubernetes.io/exclude-disruption"
 
-// join adds a Node to its zone, or updates its zone and readiness. ready is the status of its Ready condition.
+// join adds a Node to its zone, or updates its zone and readiness. A Node with excludeLabel belongs to the zone, but
+// does not count as ready or unhealthy. join calls onNewZone if the zone is new. ready is the status of the Node's
+// Ready condition.
 func (z *zones) join(n *corev1.Node, ready corev1.ConditionStatus) {
 	name := topology.GetZoneKey(n)
 	if z.zoneOf == nil {

@@ -104,7 +104,8 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	)
 }
 
-// finished deletes terminated pods above the threshold: evicted ones first, then those created first.
+// finished deletes terminated pods above the threshold: evicted ones first, then those created first. With a
+// threshold of 0 or less it deletes none.
 func (c *Controller) finished(ctx context.Context, pods []*corev1.Pod) error {
 	if c.threshold <= 0 {
 		return nil

@@ -176,8 +176,9 @@ func (c *Controller) podAdded(p *corev1.Pod) {
 	c.addMatching(p)
 }
 
-// podChanged enqueues the owners of a pod before and after an update. If the pod has no owner and its labels changed,
-// it enqueues those that may adopt the pod.
+// podChanged enqueues the owners of a pod before and after an update. If the pod has no owner and its labels changed
+// or it lost its owner, it enqueues those that may adopt the pod. A pod that is being deleted is handled like a
+// deleted one.
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	labelsChanged := !labels.Equals(old.Labels, cur.Labels)
 	if cur.DeletionTimestamp != nil {

@@ -40,7 +40,8 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(accounts.Informer(), control.Handlers(nil, nil, func(sa *corev1.ServiceAccount) { c.Add(sa.Namespace) }))
 }
 
-// sync creates the service account "default" in the namespace with the name key if it does not exist.
+// sync creates the service account "default" in the namespace with the name key if it does not exist, unless the
+// namespace does not exist or is not active.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	ns, err := c.namespaces.Get(key)
 	if err != nil || ns.Status.Phase != corev1.NamespaceActive {

@@ -188,7 +188,9 @@ func (c *Controller) writeStatus(ctx context.Context, set *appsv1.StatefulSet, s
 	return err
 }
 
-// create creates the claims of a pod that do not exist, and then the pod, with events on the StatefulSet.
+// create creates the claims of a pod that do not exist, and then the pod, and corrects the owner references of the
+// claims. It emits events with the results on the StatefulSet. If the pod already exists, it returns the AlreadyExists
+// error without an event.
 func (c *Controller) create(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) error {
 	if err := c.ensureClaims(ctx, set, p, ordinal); err != nil {
 		c.record(set, p, "create", err)

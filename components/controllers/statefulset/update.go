@@ -425,7 +425,8 @@ func (u *update) rollingUpdate(ctx context.Context) error {
 	return nil
 }
 
-// outOfDate reports whether an update must replace a pod.
+// outOfDate reports whether an update must replace a pod: it does not have the update revision, and is not already
+// being deleted.
 func (u *update) outOfDate(p *corev1.Pod) bool {
 	return revisionOf(p) != u.next.Name && p.DeletionTimestamp == nil
 }

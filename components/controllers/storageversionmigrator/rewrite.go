@@ -103,7 +103,8 @@ func (c *Controller) rewrite(ctx context.Context, r resource, until string) (lef
 }
 
 // touch sends a patch of obj that changes nothing, unless obj is newer than until. The API server then writes the
-// object if its stored format is outdated.
+// object if its stored format is outdated. If the object was deleted or changed since it was read, nothing is left to
+// do, and touch returns no error.
 func (c *Controller) touch(ctx context.Context, r resource, obj *metav1.PartialObjectMetadata, until string) error {
 	newer, err := resourceversion.CompareResourceVersion(obj.ResourceVersion, until)
 	if err != nil {

@@ -64,6 +64,7 @@ func expiry(j *batchv1.Job) (time.Time, bool) {
 }
 
 // sync deletes the Job with the key and its pods if the TTL has expired, or schedules another sync for that time.
+// Before the deletion it checks the TTL of the Job in the API server, because the cache may be stale.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	j, err := c.jobs.Jobs(namespace).Get(name)

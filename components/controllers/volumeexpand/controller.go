@@ -44,7 +44,7 @@ func New(env control.Env) (*Controller, error) {
 }
 
 // sync emits the event ExternalExpanding on the claim with the key, if the claim is bound and requests more storage
-// than it has.
+// than it has. It ignores local path volumes, which another controller expands.
 func (c *Controller) sync(_ context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)

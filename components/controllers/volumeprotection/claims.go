@@ -142,7 +142,8 @@ func (c *Claims) used(ctx context.Context, pvc *corev1.PersistentVolumeClaim, us
 }
 
 // keepsClaim reports whether p prevents the deletion of pvc. Pods on a node do, even after they have terminated,
-// because the volume may still be mounted.
+// because the volume may still be mounted. The only exception is a pod that is shut down and for whose ephemeral
+// volume pvc was created.
 func keepsClaim(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
 	if p.Spec.NodeName == "" {
 		return false

@@ -83,7 +83,7 @@ func (r *Recorder) current() record.EventRecorderLogger {
 	return to
 }
 
-// Event emits an event about obj. It implements record.EventRecorder.
+// Event emits an event about obj, or discards it if r does not accept events. It implements record.EventRecorder.
 func (r *Recorder) Event(obj runtime.Object, eventType, reason, message string) {
 	if to := r.current(); to != nil {
 		to.Event(obj, eventType, reason, message)

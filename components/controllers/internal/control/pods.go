@@ -83,8 +83,8 @@ func (c PodControl) Create(ctx context.Context, namespace string, pod *corev1.Po
 	return made, nil
 }
 
-// Delete deletes a pod and emits an event with the result on owner. It returns a NotFound error if
-// the pod's name belongs to another pod by now.
+// Delete deletes a pod and emits an event with the result on owner. If the pod does not exist, or its name belongs to
+// another pod by now, it emits no event and returns a NotFound error.
 func (c PodControl) Delete(ctx context.Context, p *corev1.Pod, owner runtime.Object) error {
 	err := c.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {

@@ -76,7 +76,9 @@ func (c *Claimer[T]) matches(obj T) bool {
 	return c.Selector.Matches(labels.Set(obj.GetLabels())) && (c.Match == nil || c.Match(obj))
 }
 
-// claim adopts or releases an object if necessary, and reports whether the owner controls it afterwards.
+// claim adopts a matching object without a controller, or releases one of the owner that does not match any more. It
+// reports whether the owner controls the object afterwards. If the owner is being deleted, it neither adopts nor
+// releases; an object that is being deleted is not adopted.
 func (c *Claimer[T]) claim(ctx context.Context, obj T) (bool, error) {
 	ref := metav1.GetControllerOfNoCopy(obj)
 	if ref != nil {
@@ -102,7 +104,8 @@ func (c *Claimer[T]) claim(ctx context.Context, obj T) (bool, error) {
 	return err == nil, err
 }
 
-// adopt adds the controller reference and the finalizers to an object. It returns an error if the owner must not adopt.
+// adopt adds the controller reference and the finalizers to an object. It returns an error if the owner must not
+// adopt, which is checked with CanAdopt for the first object only.
 func (c *Claimer[T]) adopt(ctx context.Context, obj T) error {
 	c.once.Do(func() {
 		if c.CanAdopt != nil {

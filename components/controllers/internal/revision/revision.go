@@ -109,6 +109,7 @@ func New(owner metav1.Object, kind schema.GroupVersionKind, meta map[string]stri
 var ErrCollision = fmt.Errorf("another revision has the same hash")
 
 // Create creates rev in the API server. If a revision with the same name, data and owner exists, it returns that one.
+// If a different revision has the name, it returns ErrCollision.
 func Create(ctx context.Context, kube kubernetes.Interface, rev *appsv1.ControllerRevision) (*appsv1.ControllerRevision, error) {
 	api := kube.AppsV1().ControllerRevisions(rev.Namespace)
 	made, err := api.Create(ctx, rev, metav1.CreateOptions{})
@@ -125,7 +126,8 @@ func Create(ctx context.Context, kube kubernetes.Interface, rev *appsv1.Controll
 	return nil, ErrCollision
 }
 
-// Renumber changes the number of a revision, because its template is current again.
+// Renumber changes the number of a revision, because its template is current again. It sends no request if the
+// revision already has that number.
 func Renumber(ctx context.Context, kube kubernetes.Interface, rev *appsv1.ControllerRevision, number int64) (*appsv1.ControllerRevision, error) {
 	if rev.Revision == number {
 		return rev, nil
