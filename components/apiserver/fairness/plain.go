@@ -31,7 +31,7 @@ func NewPlain(reading, writing int) *Plain {
 }
 
 // Serve calls next, or responds with 429 if too many requests of the same kind, reading or writing, are in progress.
-// Long-running requests and those of system:masters are not rejected.
+// A kind without a limit is never rejected, and neither are long-running requests and those of system:masters.
 func (p *Plain) Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler) {
 	seats := p.writing
 	switch info.Verb {

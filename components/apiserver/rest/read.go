@@ -19,8 +19,8 @@ import (
 type reader struct{ *call }
 
 // get handles a GET of one object. Without the parameter resourceVersion, the response includes all writes before the
-// request. With one, it is at least that new; if that version does not exist after revisionTimeout, the response is a
-// Timeout error.
+// request. With 0, it is the cached object, however old. With another version, it is at least that new; if that
+// version does not exist after revisionTimeout, the response is a Timeout error.
 func (c reader) get() error {
 	format, err := c.format()
 	if err != nil {

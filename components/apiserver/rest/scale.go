@@ -105,7 +105,8 @@ func (c scaler) scale() error {
 	return c.notAllowed()
 }
 
-// sendScale sends a Scale, as an object, partial metadata or a table.
+// sendScale sends a Scale, as an object, partial metadata or a table. It omits the managed fields, which belong to
+// the scaled object.
 func (c scaler) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error {
 	s.ManagedFields = nil // they belong to the scaled object
 	if format.As == negotiate.Object {

@@ -74,8 +74,8 @@ func Name(hostname string) string {
 	return "apiserver-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:16]))
 }
 
-// Run renews the Lease and deletes expired ones at their intervals, until ctx is canceled. Failures
-// are logged and retried at the next interval.
+// Run renews the Lease and deletes expired ones, immediately and then at their intervals, until ctx is canceled.
+// Failures are logged and retried at the next interval.
 func (k *LeaseManager) Run(ctx context.Context) error {
 	renew, clean := time.NewTicker(renewInterval), time.NewTicker(cleanupInterval)
 	defer renew.Stop()

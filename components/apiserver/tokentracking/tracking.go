@@ -59,8 +59,8 @@ func New(cfg Config) (*ConfigMapReconciler, error) {
 	return &ConfigMapReconciler{cfg: cfg}, nil
 }
 
-// Run writes the ConfigMap now, and again after another client has deleted it or made its date
-// invalid, until ctx is canceled.
+// Run writes the ConfigMap now, and again after another client has deleted it or made its date invalid, until ctx is
+// canceled. Errors are logged and retried after retryDelay.
 func (k *ConfigMapReconciler) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := k.reconcile(ctx)
