@@ -89,7 +89,8 @@ func (m *Metrics) Admitted(pod *v1.Pod, class v1.PodQOSClass) {
 	m.admission.admitted.WithLabelValues(mode, strings.ToLower(string(class))).Inc()
 }
 
-// Rejected counts a pod that was not admitted. reason is that of the pod's status.
+// Rejected counts a pod that was not admitted. reason is that of the pod's status. A reason that is not in rejections
+// is counted as "OutOfExtendedResources" if it begins with "OutOf", and otherwise as "Other".
 func (m *Metrics) Rejected(reason string) {
 	if m == nil {
 		return

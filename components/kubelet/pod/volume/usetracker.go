@@ -20,7 +20,8 @@ type UseTracker struct {
 	usersOf map[v1.UniqueVolumeName]map[string]bool
 }
 
-// Use records that the directory dir uses a volume, until Release is called for dir.
+// Use records that the directory dir uses a volume, until Release is called for dir. If dir is the first user of the
+// volume, Use calls Changed.
 func (u *UseTracker) Use(name v1.UniqueVolumeName, dir string) {
 	u.mu.Lock()
 	first := u.usersOf[name] == nil
@@ -35,7 +36,8 @@ func (u *UseTracker) Use(name v1.UniqueVolumeName, dir string) {
 	u.notifyChanged(first)
 }
 
-// Release records that the directory dir no longer uses any volume.
+// Release records that the directory dir no longer uses any volume. If dir was the last user of a volume, Release
+// calls Changed.
 func (u *UseTracker) Release(dir string) {
 	u.mu.Lock()
 	last := false

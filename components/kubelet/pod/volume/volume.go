@@ -217,7 +217,8 @@ func (s *Set) CountVolumes(pod types.UID) (int, error) {
 	return n, nil
 }
 
-// unmountBelow unmounts everything at or below dir, deepest mounts first.
+// unmountBelow unmounts everything at or below dir, deepest mounts first. It stops at the first error. A directory
+// that does not exist is no error.
 func unmountBelow(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -117,8 +117,8 @@ func (m *Manager) save() error {
 	return atomicfile.Write(atomicfile.File{Path: m.checkpoint(), Data: raw, Mode: 0o600})
 }
 
-// byNode groups the device IDs of a resource by the NUMA nodes of the devices, for the checkpoint. The caller
-// must hold mu.
+// byNode groups the device IDs of a resource by the NUMA nodes of the devices, for the checkpoint. A device with
+// several nodes is in several groups; one with unknown nodes is in the group NoNUMANode. The caller must hold mu.
 func (m *Manager) byNode(name string, ids []string) checkpoint.DevicesPerNUMA {
 	out := checkpoint.DevicesPerNUMA{}
 	for _, id := range ids {

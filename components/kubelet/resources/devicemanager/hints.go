@@ -25,7 +25,9 @@ func (m *Manager) Hints(pod *v1.Pod, c *v1.Container) topology.Hints {
 	return out
 }
 
-// PodHints returns the hints for all containers of the pod together. It implements topology.Provider.
+// PodHints returns, for each device resource in the limits of the pod, the topology hints for all its containers
+// together: the sets of NUMA nodes whose devices suffice. It first frees the devices of terminated pods. If the pod
+// already has devices, the hints are for these. It implements topology.Provider.
 func (m *Manager) PodHints(pod *v1.Pod) topology.Hints {
 	m.freeInactive(pod.UID)
 	m.mu.Lock()

@@ -136,8 +136,8 @@ func (m *Manager) updateRemoval(name string, d *driver) {
 	}
 }
 
-// Deregister closes the connection to a driver whose registration socket was removed. It implements
-// pluginwatch.Handler.
+// Deregister closes the connection to a driver whose registration socket was removed. If the driver has no other
+// connection, its ResourceSlices are deleted after driverGracePeriod. It implements pluginwatch.Handler.
 func (m *Manager) Deregister(p pluginwatch.Plugin) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -192,7 +192,8 @@ func (m *Manager) isRegistered(name string) bool {
 // retried with a back-off.
 func (m *Manager) removeSlices(name string) { m.removeSlicesRetry(name, minRemoveBackoff) }
 
-// removeSlicesRetry is removeSlices after earlier failures. pause is the delay before the next attempt.
+// removeSlicesRetry does the work of removeSlices, and schedules the next attempt after an error. pause is the delay
+// before that attempt. It doubles with each one, up to maxRemoveBackoff.
 func (m *Manager) removeSlicesRetry(name string, pause time.Duration) {
 	m.mu.Lock()
 	back := m.drivers[name] != nil && m.drivers[name].connected()

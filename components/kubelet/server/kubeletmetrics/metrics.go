@@ -232,7 +232,8 @@ func (m Collector) podCertificates(gauge gauges) {
 	}
 }
 
-// certificate sends the remaining validity of the serving certificate, or infinity if it is unknown.
+// certificate sends the remaining validity of the serving certificate, or infinity if it is unknown. Without the
+// field Certificate it sends nothing.
 func (m Collector) certificate(gauge gauges) {
 	if m.Certificate == nil {
 		return

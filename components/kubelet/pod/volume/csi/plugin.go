@@ -396,8 +396,8 @@ func (p *Plugin) watchDriverObject(ctx context.Context, name string, seen func(*
 	}
 }
 
-// handleDriverEvents calls seen for each event of the watch w of one CSIDriver, until the watch is closed or
-// ctx is done.
+// handleDriverEvents calls seen for each event of the watch w of one CSIDriver, until the watch is closed or ctx is
+// done. For a deletion, seen gets nil.
 func handleDriverEvents(ctx context.Context, w watch.Interface, seen func(*storagev1.CSIDriver)) {
 	for {
 		select {

@@ -232,8 +232,9 @@ func (s *setup) stageAndPublish(ctx context.Context) error {
 	return nil
 }
 
-// stage calls the driver to stage the volume at the path staging, unless this process has already staged it.
-// The data for the teardown is saved before the call.
+// stage calls the driver to stage the volume at the path staging, unless this process has already staged it. The data
+// for the teardown is saved before the call. If the driver rejects the first attempt, so that nothing is staged,
+// stage removes the data again.
 func (s *setup) stage(ctx context.Context, capability *csipb.VolumeCapability, staging string) error {
 	p, j := s.p, s.j
 	if p.isStaged(j.k) {

@@ -173,7 +173,9 @@ func (p *Plugin) attachThrough(ctx context.Context, d *disk, portal string, c ch
 	return name, err
 }
 
-// login discovers the target through a portal and creates a session with it. c is the CHAP configuration.
+// login discovers the target through a portal and creates a session with it. c is the CHAP configuration. If the
+// volume specifies an initiator name, login first creates an iscsiadm interface with it. An existing session is no
+// error.
 func login(ctx context.Context, d *disk, portal string, c chap) error {
 	if d.Initiator != "" {
 		if err := cloneInterface(ctx, d); err != nil {
