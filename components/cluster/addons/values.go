@@ -18,8 +18,9 @@ import (
 	"hyperkube/manifests"
 )
 
-// DiscoverValues returns the template values of a cluster. managed is true for a cluster of `up`, whose main
-// process applies add-ons with its own values. A cluster of `init` has the ConfigMap of kubeadm.
+// DiscoverValues returns the template values of a cluster. managed is true for a cluster of `up`, whose main process
+// applies add-ons with its own values. A cluster of `init` is recognized by the ConfigMap of kubeadm, which contains
+// its values. managed is also true if the user may not read that ConfigMap.
 func DiscoverValues(ctx context.Context, kube kubernetes.Interface) (v manifests.Values, managed bool, err error) {
 	v = manifests.Values{Image: version.Image(), NodeDNSDir: layout.Default().NodeDNS(), InProcess: true}
 	cm, err := kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, joindiscovery.ClusterConfig, metav1.GetOptions{})

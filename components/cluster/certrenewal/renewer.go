@@ -43,8 +43,8 @@ var restartingComponents = map[string]string{
 }
 
 // ClientCertificateHashes returns a hash of the client certificate for each component in restartingComponents, by
-// component name. The hashes are part of the static pod manifests, so that a renewal changes the manifest and the
-// kubelet restarts the component.
+// component name. It omits components whose certificate does not exist. The hashes are part of the static pod
+// manifests, so that a renewal changes the manifest and the kubelet restarts the component.
 func ClientCertificateHashes(l layout.Node) (map[string]string, error) {
 	out := map[string]string{}
 	for _, c := range LocalControlPlane(l).Certificates() {
@@ -135,8 +135,10 @@ func (k Renewer) RenewBeforeStart(node kubeletcerts.Config) {
 	}
 }
 
-// Renew renews all certificates that are due and returns the time at which the next one is due. It skips certificates
-// whose CA key is not on this machine, and those that expire together with their CA. It stops at the first error.
+// Renew renews all certificates that are due, and then updates the static pod manifests, so that components with a
+// renewed client certificate restart. It returns the time at which the next certificate is due, or of the next check
+// if it can renew none. It skips certificates whose CA key is not on this machine, and those that expire together
+// with their CA. It stops at the first error.
 func (k Renewer) Renew() (next time.Time, err error) {
 	m := LocalControlPlane(k.Layout)
 	states, authorities, err := m.Inspect()

@@ -63,7 +63,8 @@ func newConfigMigrate() *cobra.Command {
 const oldVersion = "kubeadm.k8s.io/v1beta3"
 
 // migrate converts data, the content of a kubeadm configuration file, to a file that init and join accept. The notes
-// name the settings that are left out because they are not supported.
+// name the settings that are left out because they are not supported. It returns an error if no document is
+// supported.
 func migrate(data []byte) (text []byte, notes []string, err error) {
 	var documents []any
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))

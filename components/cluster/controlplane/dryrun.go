@@ -61,8 +61,9 @@ func (r *dryRunner) dirs(l layout.Node) []string {
 // paths.
 func (r *dryRunner) realRoot() string { return strings.TrimSuffix(r.real.Data, layout.Default().Data) }
 
-// copy copies the files of a directory, if it exists, to the directory of the dry run. Of the data directory it
-// copies only the files at the top level, because the rest is large and is not written by these commands.
+// copy copies the regular files of a directory, if it exists, to the directory of the dry run. In the copies, it
+// replaces the path of the kubelet's directory by that of the dry run. Of the data directory it copies only the files
+// at the top level, because the rest is large and is not written by these commands.
 func (r *dryRunner) copy(dir string) error {
 	to := filepath.Join(r.root, strings.TrimPrefix(dir, r.realRoot()))
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -261,8 +261,8 @@ func (o *joinOptions) configureNode(ctx context.Context, m *controlPlaneNode, ku
 	return err
 }
 
-// ensureSharedFiles downloads the certificates and keys that all control plane nodes share. Without a
-// certificate key it checks that an administrator has copied them.
+// ensureSharedFiles downloads the certificates and keys that all control plane nodes share. It returns an error if
+// they belong to another cluster. Without a certificate key it checks that an administrator has copied them.
 func (o *joinOptions) ensureSharedFiles(ctx context.Context, m *controlPlaneNode, c *joindiscovery.Cluster, kube kubernetes.Interface) error {
 	if o.certificateKey == "" {
 		for _, name := range joindiscovery.SharedFiles() {

@@ -137,8 +137,8 @@ func withReason(err error) error {
 	return err
 }
 
-// eachKubeadm calls do with the type and the content of each YAML document in data that has a version of the group
-// kubeadm.k8s.io. It stops at the first error.
+// eachKubeadm calls do with the type and the content of each YAML document in data whose group is kubeadm.k8s.io, and
+// ignores the others. A version other than kubeadmapi.Version is an error. It stops at the first error.
 func eachKubeadm(data []byte, do func(meta metav1.TypeMeta, doc []byte) error) error {
 	docs := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
 	for {

@@ -400,8 +400,8 @@ func waitForNodes(ctx context.Context, look func(context.Context) ([]preflight.P
 	}
 }
 
-// upgradeProblems returns the problems that prevent an upgrade of this machine in a cluster with
-// these control plane nodes. The node of this machine is not checked, because an interrupted
+// upgradeProblems returns the problems that prevent an upgrade of this machine in a cluster with these control plane
+// nodes. On a worker it checks only the disk space. The node of this machine is not checked, because an interrupted
 // upgrade may have left it unready.
 func upgradeProblems(l layout.Node, nodeName string, nodes []corev1.Node) []preflight.Problem {
 	var problems []preflight.Problem

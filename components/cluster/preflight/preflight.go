@@ -294,8 +294,9 @@ func supportsOverlay(dir string) bool {
 // otherFileSystem is the remedy for a file system without overlayfs.
 const otherFileSystem = "choose another directory with --root, or mount a volume there if this is a container"
 
-// checkOverlay checks whether the file system of dir supports the writable layer of an overlay,
-// which for example another overlay does not. It creates an overlay but does not mount it.
+// checkOverlay checks whether the file system of dir supports the writable layer of an overlay, which for example
+// another overlay does not. It creates an overlay but does not mount it. If the kernel does not support overlayfs at
+// all, it returns nil, because another check reports that.
 func checkOverlay(dir string) (err error) {
 	probe, err := os.MkdirTemp(dir, ".hyperkube-probe-")
 	if err != nil {

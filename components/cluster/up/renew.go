@@ -78,8 +78,9 @@ func (c *clusterRun) maintainCertificates(ctx context.Context, p *parts) error {
 	})
 }
 
-// renewCertificates renews the certificates that expire soon and returns the time of the next renewal. If no
-// certificate can be renewed later, that is the time of the next check.
+// renewCertificates renews the certificates that expire soon and returns the time of the next renewal. New
+// connections then use a renewed serving certificate of the kubelet, and a renewed certificate of the administrator
+// is written to the kubeconfigs. If no certificate can be renewed later, the result is the time of the next check.
 func (c *clusterRun) renewCertificates(ctx context.Context, p *parts) (next time.Time, err error) {
 	set, err := c.ensureCertificates()
 	if err != nil {
