@@ -122,9 +122,8 @@ func (p *Plane) pool(b *model.Backend) *pool {
 }
 
 // Apply serves a configuration from now on. listen contains the local port for each port of the configuration; ports
-// that it does not contain are not served. Pools of backends that are not in backends are removed.
-//
-// Apply returns an error for each port that cannot be opened. The others are served.
+// that it does not contain are not served. Pools of backends that are not in backends are removed. It returns an
+// error for each port that cannot be opened; the others are served. After Close it does nothing.
 func (p *Plane) Apply(c *model.Config, backends map[model.BackendKey]*model.Backend, listen map[model.PortID]int32) map[model.PortID]error {
 	began := time.Now()
 	p.mu.Lock()
