@@ -138,8 +138,9 @@ func (c *Controller) podDeleted(p *corev1.Pod) {
 	}
 }
 
-// sync makes one step of the rollout or scaling of the Deployment with this key, and updates its status. It does not
-// change ReplicaSets while the Deployment is being deleted.
+// sync makes one step of the rollout or scaling of the Deployment with this key, and updates its status. While the
+// Deployment is paused, it only scales. It does not change ReplicaSets while the Deployment is being deleted, or if
+// its selector is empty or invalid.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	shared, err := c.deployments.Deployments(namespace).Get(name)

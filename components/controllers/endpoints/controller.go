@@ -183,7 +183,8 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, subsets []c
 }
 
 // entries returns an entry for each port of svc and each of the pods that has the port and belongs in the Endpoints.
-// Pods without an address of the Service's IP family are omitted.
+// For a headless Service without ports, it returns one entry without a port for each pod. Pods without an address of
+// the Service's IP family are omitted.
 func entries(svc *corev1.Service, pods []*corev1.Pod) []entry {
 	var out []entry
 	unready := svc.Spec.PublishNotReadyAddresses

@@ -353,8 +353,8 @@ func (c *Collector) handler(kind schema.GroupVersionKind) cache.ResourceEventHan
 	}
 }
 
-// relevant reports whether an update of an object may change the graph: its owner references, deletion timestamp or
-// finalizers have changed. Most updates change only the status.
+// relevant reports whether an update of an object may change the graph: its UID, owner references or deletion
+// timestamp have changed or, while it is being deleted, its finalizers. Most updates change only the status.
 func relevant(old, cur metav1.Object) bool {
 	if old.GetUID() != cur.GetUID() || (old.GetDeletionTimestamp() == nil) != (cur.GetDeletionTimestamp() == nil) {
 		return true

@@ -147,7 +147,7 @@ func uidsOf(lists ...[]metav1.OwnerReference) []types.UID {
 
 // classify divides the owner references of an object: solid ones, whose owner exists, dangling ones, whose owner does
 // not exist, and waiting ones, whose owner is in foreground deletion and waits for its dependents. It gets each owner
-// from the API server.
+// from the API server, unless the cache c.absent contains it.
 func (c *Collector) classify(ctx context.Context, n view, refs []metav1.OwnerReference) (solid, dangling, waiting []metav1.OwnerReference, err error) {
 	for _, ref := range refs {
 		gv, err := schema.ParseGroupVersion(ref.APIVersion)

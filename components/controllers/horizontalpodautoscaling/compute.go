@@ -129,7 +129,7 @@ func (r *evaluation) tolerance() tolerance {
 	return t
 }
 
-// metricProposal evaluates one metric of the spec: it returns the number of replicas of the scale target of that the
+// metricProposal evaluates one metric of the spec: it returns the number of replicas of the scale target that the
 // metric requires, or the failure.
 func (r *evaluation) metricProposal(ctx context.Context, m *autoscalingv2.MetricSpec, of scaleTarget) (*proposal, *failure) {
 	namespace := r.hpa.Namespace

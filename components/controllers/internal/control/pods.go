@@ -261,9 +261,10 @@ func (v Victims) Less(i, j int) bool {
 	return false
 }
 
-// younger reports whether the pod a with the time x should be deleted before b with the time y, because it is younger.
-// It compares the ages on a logarithmic scale, and the UIDs within the same step, so that the youngest pods, which tend
-// to be on the same nodes, are not always deleted first.
+// younger reports whether the pod a with the time x should be deleted before b with the time y, because it is
+// younger. A pod without a time counts as younger. It compares the ages on a logarithmic scale, and the UIDs within
+// the same step, so that the youngest pods, which tend to be on the same nodes, are not always deleted first. With
+// Plain, it compares the times.
 func (v Victims) younger(x, y metav1.Time, a, b *corev1.Pod) bool {
 	if x.IsZero() || y.IsZero() {
 		return x.IsZero()
