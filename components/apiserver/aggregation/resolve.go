@@ -87,9 +87,9 @@ func portOf(svc *corev1.Service, port int32) (*corev1.ServicePort, bool) {
 	return nil, false
 }
 
-// resolve returns the address, HOST:PORT, at which a Service can be reached: its cluster IP or
-// external name, or one of its ready endpoints if endpoints is set. It returns an error if the
-// Service, the port or an endpoint does not exist.
+// resolve returns the address, HOST:PORT, at which a Service can be reached: its cluster IP or external name, or one
+// of its ready endpoints if endpoints is set. It returns an error if the Service, the port or an endpoint does not
+// exist, and for a headless Service unless endpoints is set.
 func (d *directory) resolve(ctx context.Context, namespace, name string, port int32, endpoints bool) (string, error) {
 	svc, err := d.service(ctx, namespace, name)
 	if err != nil {

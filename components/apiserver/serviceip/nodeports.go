@@ -170,9 +170,9 @@ func (w *write) portError(err error) error {
 	return apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: %w", err))
 }
 
-// pickNew allocates the requested and the missing node ports of a new Service in set. Entries with the same port
-// number, such as TCP and UDP of DNS, share a node port. It returns a *portError for a requested port that is not
-// available.
+// pickNew allocates the requested and the missing node ports of a new Service in set; the missing ones only if
+// allocates returns true for the Service. Entries with the same port number, such as TCP and UDP of DNS, share a node
+// port. It returns a *portError for a requested port that is not available.
 func pickNew(svc *corev1.Service, set *ports) error {
 	shared := map[int32]int32{}
 	for i := range svc.Spec.Ports {
@@ -206,9 +206,9 @@ func pickNew(svc *corev1.Service, set *ports) error {
 	return nil
 }
 
-// pickChanged allocates the new node ports of a changed Service in set. had are the ports that the Service had before
-// the change, which it may keep. It returns a *portError for a requested port that is not available, or that two
-// entries with the same protocol share.
+// pickChanged allocates the new node ports of a changed Service in set; missing ones only if allocates returns true
+// for the Service. had are the ports that the Service had before the change, which it may keep. It returns a
+// *portError for a requested port that is not available, or that two entries with the same protocol share.
 func pickChanged(svc *corev1.Service, had []int32, set *ports) error {
 	type used struct {
 		protocol corev1.Protocol
