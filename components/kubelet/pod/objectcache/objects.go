@@ -218,8 +218,8 @@ func (s *Store) listAndWatch(ctx context.Context, r Ref, e *entry) {
 	}
 }
 
-// list lists the object and stores it in e. version is the resource version from which to watch. immutable is true
-// for an immutable ConfigMap or Secret, which need not be watched.
+// list lists the object and stores it in e, or stores that it does not exist. version is the resource version from
+// which to watch. immutable is true for an immutable ConfigMap or Secret, which need not be watched.
 func (s *Store) list(ctx context.Context, r Ref, e *entry) (version string, immutable bool, err error) {
 	opts := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, r.Name).String()}
 	var found runtime.Object

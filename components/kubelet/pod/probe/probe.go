@@ -209,9 +209,9 @@ func (p *Prober) request(ctx context.Context, t Target, get *v1.HTTPGetAction) (
 	return req, nil
 }
 
-// do sends a request on a separate connection, and returns the status code and, with read, the body. It
-// follows redirects to the same host; a redirect to another host is returned as the response. A timeout of 0
-// means none.
+// do sends a request on a separate connection, and returns the status code and, with read, at most maxBody bytes of
+// the body. It follows redirects to the same host; a redirect to another host is returned as the response. A timeout
+// of 0 means none.
 func (p *Prober) do(req *http.Request, timeout time.Duration, read bool) (code int, body string, err error) {
 	transport := &http.Transport{
 		DialContext:        p.dialer.DialContext,

@@ -345,7 +345,8 @@ func (m *Manager) Shared() cpuset.CPUSet {
 }
 
 // choose chooses n CPUs for a container: first those in again, which the container can reuse, then those in free on
-// the NUMA nodes, then others in free. It returns an error if there are too few, or an *AlignmentError.
+// the NUMA nodes, then others in free. It returns an error if there are too few, or an *AlignmentError if only whole
+// cores may be allocated and n is not a number of whole cores.
 func (m *Manager) choose(free, again cpuset.CPUSet, n int, nodes numa.Set) (cpuset.CPUSet, error) {
 	threads := m.cfg.Machine.Threads()
 	if m.cfg.FullPCPUsOnly && n%threads != 0 {

@@ -69,9 +69,9 @@ func HasAllocations(file string) (bool, error) {
 	return err == nil && s.Policy == policy && len(s.Entries) > 0, err
 }
 
-// New returns a Manager with the allocations of the state file. As upstream, a state file that does
-// not match the machine is an error, because running containers could use memory that the Manager
-// does not track.
+// New returns a Manager with the allocations of the state file. It ignores a state file of another policy. As
+// upstream, a state file that does not match the machine is an error, because running containers could use memory
+// that the Manager does not track. It also returns an error if cfg reserves no memory.
 func New(cfg Config) (*Manager, error) {
 	some := false
 	for _, kinds := range cfg.Reserved {
