@@ -132,9 +132,10 @@ const (
 	noSpace  = "node(s) did not have enough free storage"
 )
 
-// plan chooses a volume for each delayed claim on a node: an existing volume that the node can access, or one that can
-// be provisioned for the node. If there is none for a claim, it returns the reason. It changes nothing; Reserve turns
-// the result into objects to write.
+// plan chooses a volume for each delayed claim on a node: an existing volume that the node can access, or one that
+// can be provisioned for the node. A claim whose volume is already being provisioned for a node fits only on that
+// node. If there is no volume for a claim, plan returns the reason. It changes nothing; Reserve turns the result into
+// objects to write.
 func plan(c *framework.Cycle, delayed []*corev1.PersistentVolumeClaim, n *state.Node) (*framework.Reservation, string) {
 	if len(delayed) == 0 {
 		return nil, ""
