@@ -160,7 +160,8 @@ func (o *joinOptions) resumeJoin(ctx context.Context, out io.Writer, l layout.No
 }
 
 // completeJoin joins etcd, starts the control plane of this machine, whose keys and kubeconfigs exist already, marks
-// the node as a control plane node, and saves that the join is complete.
+// the node as a control plane node, and saves that the join is complete. It first stops a node process that an
+// earlier attempt has started. At the end it adds the cluster to the kubeconfig of the user.
 func (m memberJoin) completeJoin(ctx context.Context, out io.Writer) error {
 	// An earlier attempt may have left a node process that waits for missing files.
 	if err := stopNode(ctx, m.layout, m.steps); err != nil {
