@@ -115,7 +115,8 @@ func (c *Controller) merge(ctx context.Context, ds *appsv1.DaemonSet, same []*ap
 	return last, revision.Prune(ctx, c.env.Kube, same[:len(same)-1], none, 0)
 }
 
-// prune deletes the oldest revisions that no pod uses, beyond spec.revisionHistoryLimit.
+// prune deletes the oldest revisions that no pod uses, beyond spec.revisionHistoryLimit, which is 10 by default.
+// Revisions that pods use count towards the limit.
 func (c *Controller) prune(ctx context.Context, ds *appsv1.DaemonSet, h history, pods []*corev1.Pod) error {
 	limit := 10
 	if ds.Spec.RevisionHistoryLimit != nil {

@@ -231,7 +231,7 @@ func (l *Loop) next(ctx context.Context, w *componentmetrics.Worker) bool {
 		l.log.WarnContext(ctx, "reconciling object failed and cannot succeed in the present state of the cluster; retrying when a related object changes", "controller", l.name, "key", key, "err", err)
 	default:
 		if apierrors.IsConflict(err) || errors.Is(err, ErrStale) {
-			l.log.DebugContext(ctx, "reconciling object failed because the informer cache is out of date, retrying with back-off", "controller", l.name, "key", key, "err", err)
+			l.log.DebugContext(ctx, "reconciling object failed because the informer cache is out of date; it is only delayed, retrying with back-off", "controller", l.name, "key", key, "err", err)
 		} else {
 			l.log.WarnContext(ctx, "reconciling object failed; its desired state is not reached until a retry succeeds, retrying with back-off", "controller", l.name, "key", key, "err", err)
 		}
