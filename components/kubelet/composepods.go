@@ -218,8 +218,8 @@ func (r podResources) PodTerminated(pod types.UID) {
 	r.Manager.PodTerminated(pod)
 }
 
-// cgroupLimits returns the configuration of the cgroup limits of pods, as far as the machine's
-// cgroups support them.
+// cgroupLimits returns the configuration of the cgroup limits of pods, as far as the machine's cgroups support them.
+// It also records the version of the cgroups in the metrics.
 func (k *Kubelet) cgroupLimits() pods.Limits {
 	cfg := k.cfg
 	limits := pods.Limits{

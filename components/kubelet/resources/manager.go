@@ -353,11 +353,11 @@ func (m *Manager) DeviceHealth(pod *v1.Pod, container string) []v1.ResourceStatu
 // again.
 func (m *Manager) PodTerminated(uid types.UID) {
 	if err := m.devices.Release(uid); err != nil {
-		m.log.Warn("writing file with allocated devices after the termination of a pod failed; its devices are free, but a restarted kubelet treats them as allocated until it has received all pods", "podUID", uid, "err", err)
+		m.log.Warn("writing file with allocated devices after the termination of a pod failed; its devices are free, but a restarted kubelet treats them as allocated until it has received all pods, writing the file again at the next allocation or release", "podUID", uid, "err", err)
 	}
 	if m.memory != nil {
 		if err := m.memory.Release(uid); err != nil {
-			m.log.Warn("writing memory manager state file after the termination of a pod failed; its memory is free, but a restarted kubelet treats it as allocated until it has received all pods", "podUID", uid, "err", err)
+			m.log.Warn("writing memory manager state file after the termination of a pod failed; its memory is free, but a restarted kubelet treats it as allocated until it has received all pods, writing the file again at the next allocation or release", "podUID", uid, "err", err)
 		}
 	}
 	if m.cpus == nil {
@@ -365,7 +365,7 @@ func (m *Manager) PodTerminated(uid types.UID) {
 	}
 	changed, err := m.cpus.Release(uid)
 	if err != nil {
-		m.log.Warn("writing CPU manager state file after the termination of a pod failed; its CPUs are free, but a restarted kubelet treats them as allocated until it has received all pods", "podUID", uid, "err", err)
+		m.log.Warn("writing CPU manager state file after the termination of a pod failed; its CPUs are free, but a restarted kubelet treats them as allocated until it has received all pods, writing the file again at the next allocation or release", "podUID", uid, "err", err)
 	}
 	if changed {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

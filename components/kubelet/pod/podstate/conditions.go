@@ -154,9 +154,9 @@ func (in *StatusInput) podReady(containers v1.PodCondition) v1.PodCondition {
 	return c
 }
 
-// initialized returns the condition Initialized: whether all init containers have completed and all sidecars
-// have started. It remains true once it was reported as true or an app container has run, even if a sidecar
-// restarts.
+// initialized returns the condition Initialized: whether all init containers have completed and all sidecars have
+// started. It remains true once it was reported as true or an app container has run, even if a sidecar restarts. It
+// is also true for a pod that has succeeded.
 func (in *StatusInput) initialized(s *v1.PodStatus) v1.PodCondition {
 	c := v1.PodCondition{Type: v1.PodInitialized, Status: v1.ConditionTrue}
 	if s.Phase == v1.PodSucceeded {
