@@ -251,44 +251,44 @@ func (b *Batch) ClampMSS(register Register) {
 	b.endExpression(at)
 }
 
-// Element is an element of a map of verdicts.
-type Element struct {
-	// Key has a multiple of four bytes.
-	Key []byte
-	Verdict
-	// Chain is the name of the chain of Jump.
-	Chain string
+// LookUp loads the value that a map contains for a key, whose first register is key. It continues only if the map contains
+// the key.
+func (b *Batch) LookUp(set string, key, to Register) {
+	at := b.expression("lookup")
+	b.String(unix.NFTA_LOOKUP_SET, set)
+	b.register(unix.NFTA_LOOKUP_SREG, key)
+	b.register(unix.NFTA_LOOKUP_DREG, to)
+	b.endExpression(at)
 }
 
-// maxElements is the size in bytes at which the elements of a set are split over several messages, because the length
-// of an attribute has 16 bits.
-const maxElements = 60 << 10
+// NotInSet continues only if a set does not contain the value.
+func (b *Batch) NotInSet(set string, register Register) {
+	at := b.expression("lookup")
+	b.String(unix.NFTA_LOOKUP_SET, set)
+	b.register(unix.NFTA_LOOKUP_SREG, register)
+	b.Uint32(unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV)
+	b.endExpression(at)
+}
 
-// Elements adds elements to a map of verdicts, or with NFT_MSG_DELSETELEM as change removes them. id identifies a map
-// without a lasting name that the same batch creates; it is zero for others.
-func (b *Batch) Elements(change int, family byte, table, set string, id uint32, elements []Element) {
-	for len(elements) > 0 {
-		flags := uint16(unix.NLM_F_CREATE)
-		if change == unix.NFT_MSG_DELSETELEM {
-			flags = 0
-		}
-		b.Begin(change, family, flags)
-		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-		b.String(unix.NFTA_SET_ELEM_LIST_SET, set)
-		if id != 0 {
-			b.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, id)
-		}
-		list := b.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		for len(elements) > 0 && b.Len() < maxElements {
-			e := elements[0]
-			elements = elements[1:]
-			at := b.Open(unix.NFTA_LIST_ELEM)
-			b.value(unix.NFTA_SET_ELEM_KEY, e.Key)
-			if change != unix.NFT_MSG_DELSETELEM {
-				b.verdict(unix.NFTA_SET_ELEM_DATA, e.Verdict, e.Chain)
-			}
-			b.Close(at)
-		}
-		b.Close(list)
-	}
+// AddToMap adds a key with a value to a map until timeout milliseconds have passed. If the map contains the key, the value
+// is kept and the time starts again. If the map is full, the kernel continues with the next rule.
+func (b *Batch) AddToMap(set string, key, value Register, timeout uint64) {
+	at := b.expression("dynset")
+	b.String(unix.NFTA_DYNSET_SET_NAME, set)
+	b.Uint32(unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_UPDATE)
+	b.register(unix.NFTA_DYNSET_SREG_KEY, key)
+	b.register(unix.NFTA_DYNSET_SREG_DATA, value)
+	b.Uint64(unix.NFTA_DYNSET_TIMEOUT, timeout)
+	b.endExpression(at)
+}
+
+// RemoveFromMap removes a key from a map, if the map contains it.
+func (b *Batch) RemoveFromMap(set string, key, value Register) {
+	const remove = 2 // NFT_DYNSET_OP_DELETE
+	at := b.expression("dynset")
+	b.String(unix.NFTA_DYNSET_SET_NAME, set)
+	b.Uint32(unix.NFTA_DYNSET_OP, remove)
+	b.register(unix.NFTA_DYNSET_SREG_KEY, key)
+	b.register(unix.NFTA_DYNSET_SREG_DATA, value)
+	b.endExpression(at)
 }

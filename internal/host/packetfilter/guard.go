@@ -224,6 +224,9 @@ func (g *Guard) affects(c ruleChange) bool {
 	case unix.NFT_MSG_DELTABLE:
 		return true
 	case unix.NFT_MSG_DELSETELEM: // c.chain is the name of a map
+		if set, _ := chainOfNFT(name); g.mode == NFTables && set.Table == Sets {
+			return g.watches(name)
+		}
 		if at := strings.LastIndexByte(name, '-'); at > 0 && g.mode == NFTables {
 			return g.watches(name[:at])
 		}

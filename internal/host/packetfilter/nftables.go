@@ -57,6 +57,8 @@ type nftSets struct {
 	maps map[Chain][]string
 	// recent are the names of the lists of recent sources.
 	recent map[string]bool
+	// named are the names of those in a Ruleset.
+	named map[string]bool
 }
 
 // readNFT reads the chains, rules and sets of the table. It fails with ErrInterrupted if they change meanwhile.
@@ -136,7 +138,7 @@ func cString(value []byte) string { return strings.TrimRight(string(value), "\x0
 
 // readSets returns the names of the sets of the table, except for those of single rules, which have no lasting name.
 func readSets(family Family) (*nftSets, error) {
-	out := &nftSets{maps: map[Chain][]string{}, recent: map[string]bool{}}
+	out := &nftSets{maps: map[Chain][]string{}, recent: map[string]bool{}, named: map[string]bool{}}
 	err := list(unix.NFT_MSG_GETSET, family, "", func(attributes []byte) {
 		name, ours := nftNameOf(attributes, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME)
 		if !ours {
@@ -144,6 +146,8 @@ func readSets(family Family) (*nftSets, error) {
 		}
 		if recent, ok := strings.CutPrefix(name, recentPrefix); ok {
 			out.recent[recent] = true
+		} else if c, _ := chainOfNFT(name); c.Table == Sets {
+			out.named[c.Name] = true
 		} else if at := strings.LastIndexByte(name, '-'); at > 0 {
 			c, _ := chainOfNFT(name[:at])
 			out.maps[c] = append(out.maps[c], name)
@@ -283,6 +287,11 @@ func (e *encoder) change(change Change, existing *nftSets) {
 			e.clear(r.chain, r.existing)
 		}
 	}
+	for _, c := range change.Remove {
+		e.clear(c, slices.Concat(existing.maps[c], mapsOf(c, compile(change.Before[c]))))
+	}
+	// Sets can be removed when no rule uses them, and must exist before rules use them.
+	e.prepareSets(change.sets, existing.named)
 	for _, r := range rewrite {
 		if r.patch {
 			e.patch(r)
@@ -290,9 +299,7 @@ func (e *encoder) change(change Change, existing *nftSets) {
 			e.steps(r.chain, r.steps)
 		}
 	}
-	for _, c := range change.Remove {
-		e.clear(c, slices.Concat(existing.maps[c], mapsOf(c, compile(change.Before[c]))))
-	}
+	e.addElements(change.sets)
 	if len(change.Jumps) > 0 {
 		e.jumps(change.State, change.State.edits(change.Jumps))
 	}
@@ -323,6 +330,18 @@ func mapsOf(c Chain, steps []step) []string {
 		}
 	}
 	return out
+}
+
+// missingElements reports whether one of the sets in want, which contains the number of elements of each, does not have
+// them in the kernel.
+func missingElements(family Family, want map[string]int) bool {
+	for name, n := range want {
+		size, err := sizeOfSet(family, setName(name))
+		if err != nil || size != n {
+			return true
+		}
+	}
+	return false
 }
 
 // clear removes the rules and the maps of a chain.

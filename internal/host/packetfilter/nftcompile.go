@@ -154,9 +154,13 @@ func common(r Rule) (rest Rule, ok bool) {
 	return r, true
 }
 
-// keyOf returns the matches of r that can be looked up in a map: those that match exactly one value.
+// keyOf returns the matches of r that can be looked up in a map: those that match exactly one value. It returns zero for
+// rules with a program.
 func keyOf(r *Rule) mapKey {
 	var k mapKey
+	if r.Program != nil {
+		return 0
+	}
 	if r.Src.isOne() {
 		k |= keySource
 	}

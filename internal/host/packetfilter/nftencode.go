@@ -52,7 +52,9 @@ const (
 	typeBits     = 6 // size of the number of a type in that of a concatenation
 )
 
-// encoder appends the changes of chains in one family to a batch.
+// encoder appends the changes of chains and sets in one family to a batch.
+//
+// Size: one method for each kind of object, match and target.
 type encoder struct {
 	nftnl.Batch
 	family Family
@@ -155,9 +157,7 @@ func (e *encoder) ensureSet(name string, flags, keyType, keyLength uint32) (id u
 		e.Close(at)
 	}
 	if keyType == typeInteger {
-		// The program nft prints keys in this byte order: the type, the length and the value of a part of the user data.
-		const keyByteOrder, hostOrder = 0, 1
-		e.Bytes(unix.NFTA_SET_USERDATA, append([]byte{keyByteOrder, 4}, native(hostOrder)...))
+		e.Bytes(unix.NFTA_SET_USERDATA, hostOrderKeys())
 	}
 	e.Uint32(unix.NFTA_SET_ID, e.sets)
 	return e.sets
@@ -215,7 +215,7 @@ func (e *encoder) elements(change int, c Chain, name string, id uint32, entries 
 	elements := make([]nftnl.Element, len(entries))
 	for i := range entries {
 		verdict, chain := verdictOf(c.Table, entries[i].rule.Target)
-		elements[i] = nftnl.Element{Key: []byte(entries[i].key), Verdict: verdict, Chain: chain}
+		elements[i] = nftnl.Element{Key: []byte(entries[i].key), HasVerdict: true, Verdict: verdict, Chain: chain}
 	}
 	e.Elements(change, nftFamily(e.family), nftTable, name, id, elements)
 }
@@ -265,6 +265,9 @@ func (e *encoder) body(c Chain, s *step, name string, id uint32) {
 	e.matches(&s.rule)
 	switch s.key {
 	case 0:
+		if s.rule.Program != nil {
+			e.program(s.rule.Program)
+		}
 		e.target(c, &s.rule)
 	case keyRandom:
 		e.Random(uint32(len(s.entries)), scratch)
@@ -398,9 +401,12 @@ func (e *encoder) addresses(a Addresses, destination bool) {
 }
 
 // netmask returns the mask of a range.
-func netmask(r netip.Prefix) []byte {
-	mask := make([]byte, r.Addr().BitLen()/8)
-	for i := range r.Bits() {
+func netmask(r netip.Prefix) []byte { return maskOf(r.Bits(), r.Addr().BitLen()/8) }
+
+// maskOf returns a mask of a size in bytes, whose first bits are one.
+func maskOf(bits, size int) []byte {
+	mask := make([]byte, size)
+	for i := range bits {
 		mask[i/8] |= 0x80 >> (i % 8)
 	}
 	return mask
@@ -529,16 +535,7 @@ const (
 // userData returns the data that describes a step to programs that read the rules.
 func userData(c Chain, s *step) []byte {
 	var b []byte
-	add := func(kind byte, data string) {
-		const header, terminator = 2, 1
-		room := unix.NFT_USERDATA_MAXLEN - len(b) - header - terminator
-		if room <= 0 {
-			return
-		}
-		data = data[:min(len(data), room)]
-		b = append(append(b, kind, byte(len(data)+1)), data...)
-		b = append(b, 0)
-	}
+	add := func(kind byte, data string) { b = appendUserData(b, kind, data) }
 	switch {
 	case s.repeated:
 		add(dataCount, "0")
@@ -553,6 +550,18 @@ func userData(c Chain, s *step) []byte {
 		add(dataComment, s.rule.Comment)
 	}
 	return b
+}
+
+// appendUserData appends a part of user data, shortened to the limit of the kernel.
+func appendUserData(b []byte, kind byte, data string) []byte {
+	const header, terminator = 2, 1
+	room := unix.NFT_USERDATA_MAXLEN - len(b) - header - terminator
+	if room <= 0 {
+		return b
+	}
+	data = data[:min(len(data), room)]
+	b = append(append(b, kind, byte(len(data)+1)), data...)
+	return append(b, 0)
 }
 
 // countOfMap means that a rule in nftables stands for as many rules as its map has elements.

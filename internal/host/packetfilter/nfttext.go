@@ -88,6 +88,9 @@ func (s *step) text(c Chain, protocol string, n int) string {
 	words := s.rule.nftMatches(protocol)
 	switch s.key {
 	case 0:
+		if s.rule.Program != nil {
+			words = append(words, s.rule.Program.text(protocol))
+		}
 		words = append(words, s.rule.nftTarget(c, protocol)...)
 	case keyRandom:
 		var choices []string

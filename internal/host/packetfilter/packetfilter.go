@@ -8,10 +8,11 @@
 // time, it reads the rules of the kernel to adopt those of an earlier process. It records chains
 // and jumps in the journal of host changes before it creates them; [Undo] reverts them.
 //
-// The only backend runs iptables-save and iptables-restore: two programs per address family and
+// There are two backends. That of iptables runs iptables-save and iptables-restore: two programs per address family and
 // user at start, and one for each change, whatever the number of rules. Programs that change one
 // rule each, as package go-iptables runs them, are used only to revert rules that an
-// iptables-restore cannot remove.
+// iptables-restore cannot remove. That of nftables uses netlink. It translates the same rules, and a user with
+// thousands of objects can put them into a [Set], which rules look up with a [Program].
 //
 // Other programs can remove rules, for example by reloading a firewall. A [Guard] detects it.
 package packetfilter
@@ -84,6 +85,10 @@ type Ruleset struct {
 	// Jumps are the rules in built-in chains that jump to the chains of the user, in the order of
 	// the rules in each built-in chain.
 	Jumps []Jump
+	// Sets are the sets that the programs of rules look up. They do not change between calls of Sync. Only nftables has them.
+	Sets []Set
+	// Elements are the elements of Sets.
+	Elements Elements
 }
 
 // Change describes how a Backend changes the rules of one part of hyperkube, such as the service proxy, in one
@@ -104,6 +109,8 @@ type Change struct {
 	// Before contains the present rules of those chains in Replace and Remove that exist. It is nil if they are not
 	// known.
 	Before Chains
+	// sets describes the change of sets.
+	sets setChange
 }
 
 // Backend reads and changes the packet filter in the network namespace of the calling thread.

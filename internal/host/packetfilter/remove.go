@@ -79,7 +79,7 @@ func (m Mode) has(family Family, patterns []Chain) (bool, error) {
 	return false, err
 }
 
-// removeNFT removes the chains of a family that match one of the patterns, and rules of built-in chains: the jumps to
+// removeNFT removes the chains and sets of a family that match one of the patterns, and rules of built-in chains: the jumps to
 // these chains, and those with a target in jumps. If nothing else is left, it removes the table.
 func removeNFT(ctx context.Context, family Family, patterns []Chain, jumps map[Chain][]string) error {
 	state, err := nftables{}.Read(ctx, family)
@@ -109,6 +109,12 @@ func removeNFT(ctx context.Context, family Family, patterns []Chain, jumps map[C
 			e.clear(c, state.sets.maps[c])
 		default:
 			left++
+		}
+	}
+	// Sets can be removed when no rule uses them, and chains when no element refers to them.
+	for name := range state.sets.named {
+		if slices.ContainsFunc(patterns, Chain{Sets, name}.matches) {
+			e.removeSet(setName(name))
 		}
 	}
 	for _, c := range remove {
@@ -160,7 +166,7 @@ func (w *Writer) removeOther(ctx context.Context, family Family, set Ruleset) er
 		return nil // a test
 	}
 	other := w.mode().other()
-	patterns := slices.Concat(sortedKeys(set.Chains), w.cfg.Objects, w.cfg.Foreign)
+	patterns := slices.Concat(sortedKeys(set.Chains), w.cfg.Objects, w.cfg.OtherMode, w.cfg.Foreign)
 	for _, c := range w.sharedChains() {
 		// Another user still needs the rules of a shared chain to which packets jump directly, until it has written them.
 		if !slices.ContainsFunc(set.Jumps, func(j Jump) bool { return j.Rule.Target == c.Name }) {

@@ -9,6 +9,8 @@ import (
 
 // Rule is one rule of a chain: matches and a target. Zero fields match all packets. Rules are
 // comparable with ==.
+//
+// Size: one field for each match, and for each parameter of a target.
 type Rule struct {
 	// Comment describes the rule to users. It consists of printable characters without quotes, at
 	// most 255 bytes.
@@ -36,6 +38,9 @@ type Rule struct {
 	Mark Mark
 	// OneIn matches one of n packets at random, if it is at least 2.
 	OneIn int
+	// Program is evaluated after the other matches. Only nftables has programs. Two rules are equal only if they have the
+	// same pointer.
+	Program *Program
 	// Target is what happens to matching packets: a chain or one of the targets below.
 	Target string
 	// To is the new destination, for DNAT.

@@ -94,7 +94,7 @@ func jumpTarget(words []string) string {
 
 // lacks reports whether something is missing in the kernel: a chain of chains does not exist or has
 // another number of rules, a chain of create does not exist, or a jump does not exist or is not in
-// place.
+// place. It does not check sets.
 func (s *State) lacks(chains Chains, create []Chain, jumps []Jump) bool {
 	for chain, rules := range chains {
 		if n, exists := s.Rules[chain]; !exists || n != len(rules) {

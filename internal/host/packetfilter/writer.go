@@ -27,6 +27,9 @@ type Config struct {
 	// Foreign are chains that another user creates, and that this user writes. They are not
 	// recorded in the journal, and not created while they would have no rules.
 	Foreign []Chain
+	// OtherMode are patterns of those chains and sets that the user's rules have only in the other mode. They are removed when
+	// the mode has changed.
+	OtherMode []Chain
 	// Guarded are names or patterns of the chains that the Guard watches, besides the jumps to them.
 	Guarded []string
 	// Period is the interval of checks if the kernel does not report changes. Zero means 30 s.
@@ -58,6 +61,8 @@ type written struct {
 	current bool
 	chains  Chains
 	jumps   []Jump
+	// elements contains the number of elements of each set.
+	elements map[string]int
 	// alone is true when the rules of the other mode have been removed.
 	alone bool
 	// total and last are the numbers of rules of all chains and in the last write, by table.
@@ -116,7 +121,8 @@ const maxAttempts = 3
 // error, Forget or Lost, it reads the rules of the kernel. Otherwise it writes only what differs
 // from the last set. Chains that are not in set are removed if they match Config.Objects. The caller
 // must not modify set afterwards. Rules that it takes unchanged from the last set are recognized by
-// their memory and not compared.
+// their memory and not compared. The elements of sets are not compared: set.Elements must contain the difference to those of
+// the last set that was passed to Sync, or Forget must be called before.
 func (w *Writer) Sync(ctx context.Context, family Family, set Ruleset) (err error) {
 	f := w.family(family)
 	f.last = nil
@@ -144,6 +150,7 @@ func (w *Writer) Sync(ctx context.Context, family Family, set Ruleset) (err erro
 	if first {
 		change.Create, change.State, change.Before = w.sharedChains(), state, nil
 	}
+	elements := change.setElements(set, f.elements, first)
 	if err := w.record(family, set, change, first); err != nil {
 		return err
 	}
@@ -151,7 +158,7 @@ func (w *Writer) Sync(ctx context.Context, family Family, set Ruleset) (err erro
 	if err := w.apply(ctx, family, change); err != nil {
 		return err
 	}
-	*f = written{current: true, chains: chains, jumps: slices.Clone(set.Jumps), total: total, last: last, alone: f.alone}
+	*f = written{current: true, chains: chains, jumps: slices.Clone(set.Jumps), elements: elements, total: total, last: last, alone: f.alone}
 	if !f.alone {
 		if err := w.removeOther(ctx, family, set); err != nil {
 			return fmt.Errorf("removing rules that were written in another mode: %w", err)
@@ -161,14 +168,45 @@ func (w *Writer) Sync(ctx context.Context, family Family, set Ruleset) (err erro
 	return nil
 }
 
+// setElements adds the difference of elements between set and the last Ruleset to c. have contains the number of elements
+// of each set before. It returns these numbers after the change. If first is set, nothing is known about the sets in the
+// kernel.
+func (c *Change) setElements(set Ruleset, have map[string]int, first bool) map[string]int {
+	if len(set.Sets) == 0 {
+		return nil
+	}
+	after := map[string]int{}
+	if first || set.Elements.Rewrite {
+		c.sets = setChange{sets: set.Sets, create: first, rewrite: true, add: set.Elements.All}
+		for _, s := range set.Sets {
+			if s.Max == 0 {
+				after[s.Name] = 0
+			}
+		}
+		for e := range set.Elements.All {
+			after[e.Set]++
+		}
+		return after
+	}
+	c.sets = setChange{add: slices.Values(set.Elements.Added), remove: set.Elements.Removed}
+	maps.Copy(after, have)
+	for _, e := range set.Elements.Removed {
+		after[e.Set]--
+	}
+	for _, e := range set.Elements.Added {
+		after[e.Set]++
+	}
+	return after
+}
+
 // mustRead reports whether Sync must read the state of the kernel before it writes set: to place jumps
-// (placeJumps), or, if this is the first Sync of the family (first), to find chains of an earlier process and to
+// (placeJumps), or, if this is the first Sync of the family (first), to find chains and sets of an earlier process and to
 // find out whether a foreign chain exists.
 func (w *Writer) mustRead(set Ruleset, first, placeJumps bool) bool {
 	if placeJumps && len(set.Jumps) > 0 {
 		return true
 	}
-	return first && (len(w.cfg.Objects)+len(w.cfg.Shared) > 0 ||
+	return first && (len(w.cfg.Objects)+len(w.cfg.Shared)+len(set.Sets) > 0 ||
 		slices.ContainsFunc(w.cfg.Foreign, func(c Chain) bool { return len(set.Chains[c]) == 0 }))
 }
 
@@ -312,7 +350,7 @@ func (w *Writer) Replace(ctx context.Context, family Family, chains Chains) erro
 }
 
 // Lost reads the rules of the kernel in all families and reports whether rules that Sync wrote are
-// missing or could not be read. It compares the number of rules of each chain and the position of
+// missing or could not be read. It compares the number of rules of each chain and of elements of each set, and the position of
 // jumps, because iptables-save prints rules in another form than they are written. The next Sync of
 // such a family writes all rules.
 func (w *Writer) Lost(ctx context.Context) bool {
@@ -322,7 +360,7 @@ func (w *Writer) Lost(ctx context.Context) bool {
 			continue
 		}
 		state, err := w.backend.Read(ctx, family)
-		if err != nil || state.lacks(f.chains, w.sharedChains(), f.jumps) {
+		if err != nil || state.lacks(f.chains, w.sharedChains(), f.jumps) || missingElements(family, f.elements) {
 			f.current, lost = false, true
 		}
 	}

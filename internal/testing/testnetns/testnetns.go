@@ -42,7 +42,7 @@ type Namespace struct {
 }
 
 // New creates a namespace that exists until the test is finished.
-func New(t *testing.T) *Namespace {
+func New(t testing.TB) *Namespace {
 	t.Helper()
 	n := &Namespace{do: make(chan func())}
 	made := make(chan error)
