@@ -16,8 +16,8 @@ import (
 )
 
 // withPod adds a pod behind the node that answers on port 8080. Packets to it are forwarded, while
-// all other packets are delivered locally.
-func (b *bench) withPod(ip string) {
+// all other packets are delivered locally. It returns the network namespace of the pod.
+func (b *bench) withPod(ip string) *testnetns.Namespace {
 	pod := testnetns.New(b.t)
 	b.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "p0"}, PeerName: "p1", PeerNamespace: netlink.NsPid(pod.Thread())}))
 	up(b, "p0", "10.244.0.1/24")
@@ -32,7 +32,27 @@ func (b *bench) withPod(ip string) {
 	})
 	b.must(err)
 	b.t.Cleanup(func() { listener.Close() })
-	go testnetns.Serve(listener, func(string) string { return ip })
+	go testnetns.Serve(listener, func(caller string) string { return ip + " to " + caller })
+	return pod
+}
+
+// TestHairpin checks that a pod can connect to itself through its Service.
+func TestHairpin(t *testing.T) { eachMode(t, testHairpin) }
+
+func testHairpin(t *testing.T, mode packetfilter.Mode) {
+	b := newBench(t, mode)
+	const address = "10.244.0.77"
+	pod := b.withPod(address)
+	for _, policy := range []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal} {
+		svc := service(func(s *corev1.ServiceSpec) { s.ExternalTrafficPolicy = policy })
+		b.write(b.build(rules.Config{Pods: clusterPods}, portsOf(svc, slice(corev1.ProtocolTCP, address), node{"n", ""}, false)))
+		pod.Run(func() {
+			for _, to := range []string{"10.96.0.7:80", balancer + ":80", nodeIP + ":30080"} {
+				b.expect("the pod itself", to, address+" to 10.244.0.1")
+			}
+		})
+		b.Run(func() { b.expect("the client", "10.96.0.7:80", address+" to 10.244.0.1") })
+	}
 }
 
 // TestSourceRangesOfPods checks that loadBalancerSourceRanges also protect pods, with and without
@@ -52,7 +72,7 @@ func testSourceRangesOfPods(t *testing.T, mode packetfilter.Mode) {
 			svc := service(func(s *corev1.ServiceSpec) {
 				s.ExternalTrafficPolicy, s.LoadBalancerSourceRanges = policy, []string{ranges}
 			})
-			set := rules.Build(rules.Config{Pods: clusterPods}, portsOf(svc, endpoints, node{"n", ""}, false))
+			set := b.build(rules.Config{Pods: clusterPods}, portsOf(svc, endpoints, node{"n", ""}, false))
 			last = set
 			b.write(set)
 			b.Run(func() {

@@ -129,10 +129,20 @@ func (m *metrics) failed(ipv6, all bool) {
 	}
 }
 
-// portsComputed records, for each traffic policy, the number of ports that are restricted to local
-// endpoints and have endpoints only on other nodes. This node drops their traffic.
-func (m *metrics) portsComputed(ipv6 bool, ports []*rules.Port) {
-	internal, external := 0, 0
+// portsReplaced records that the ports before of a Service were replaced by after. For each traffic policy, it counts the
+// ports that are restricted to local endpoints and have endpoints only on other nodes. This node drops their traffic.
+func (m *metrics) portsReplaced(ipv6 bool, before, after []*rules.Port) {
+	if len(before)+len(after) == 0 {
+		return
+	}
+	internal, external := withoutLocal(after)
+	internalBefore, externalBefore := withoutLocal(before)
+	m.noLocal.WithLabelValues("internal", familyName(ipv6)).Add(float64(internal - internalBefore))
+	m.noLocal.WithLabelValues("external", familyName(ipv6)).Add(float64(external - externalBefore))
+}
+
+// withoutLocal returns the number of ports, by traffic policy, that this node has no endpoint for, but other nodes have.
+func withoutLocal(ports []*rules.Port) (internal, external int) {
 	for _, p := range ports {
 		if !p.HasAny || len(p.LocalEndpoints) > 0 {
 			continue
@@ -144,8 +154,7 @@ func (m *metrics) portsComputed(ipv6 bool, ports []*rules.Port) {
 			external++
 		}
 	}
-	m.noLocal.WithLabelValues("internal", familyName(ipv6)).Set(float64(internal))
-	m.noLocal.WithLabelValues("external", familyName(ipv6)).Set(float64(external))
+	return internal, external
 }
 
 // flowsDeleted records the number of deleted UDP flows, and the duration since began.

@@ -53,11 +53,15 @@ func TestSynced(t *testing.T) {
 		t.Error("wrong metrics of failures")
 	}
 	here := []rules.Endpoint{{}}
-	m.portsComputed(false, []*rules.Port{
+	m.portsReplaced(false, nil, []*rules.Port{
 		{LocalInternal: true, HasAny: true}, {LocalInternal: true, LocalExternal: true, HasAny: true}, {LocalInternal: true}, {LocalExternal: true, HasAny: true, LocalEndpoints: here}, {HasAny: true},
 	})
 	if in, out := testutil.ToFloat64(m.noLocal.WithLabelValues("internal", "IPv4")), testutil.ToFloat64(m.noLocal.WithLabelValues("external", "IPv4")); in != 2 || out != 1 {
 		t.Errorf("%v and %v ports without endpoints here", in, out)
+	}
+	m.portsReplaced(false, []*rules.Port{{LocalInternal: true, HasAny: true}}, []*rules.Port{{LocalInternal: true, HasAny: true, LocalEndpoints: here}})
+	if in := testutil.ToFloat64(m.noLocal.WithLabelValues("internal", "IPv4")); in != 1 {
+		t.Errorf("%v ports without endpoints here after one got an endpoint", in)
 	}
 	m.rulesWritten(false, fixedCounts{})
 	for gauge, want := range map[*prometheus.GaugeVec][2]float64{m.rules: {10, 20}, m.written: {1, 2}} {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,8 +27,11 @@ import (
 // runs on the node; functions passed to At run on the client.
 type bench struct {
 	*testnetns.Namespace
-	t      *testing.T
+	t      testing.TB
 	writer *packetfilter.Writer
+	// translator contains ports.
+	translator rules.Translator
+	ports      []*rules.Port
 }
 
 const (
@@ -45,7 +50,7 @@ func eachMode(t *testing.T, test func(t *testing.T, mode packetfilter.Mode)) {
 	}
 }
 
-func newBench(t *testing.T, mode packetfilter.Mode) *bench {
+func newBench(t testing.TB, mode packetfilter.Mode) *bench {
 	t.Helper()
 	testnetns.Enter(t)
 	b := &bench{t: t, Namespace: testnetns.New(t)}
@@ -81,8 +86,15 @@ func newBench(t *testing.T, mode packetfilter.Mode) *bench {
 			}
 		}()
 	}
-	b.writer = newWriter(Config{SyncPeriod: time.Hour, PacketFilter: mode})
+	b.writer, b.translator = newWriter(Config{SyncPeriod: time.Hour, PacketFilter: mode}), rules.NewTranslator(mode)
 	return b
+}
+
+// build returns the rules of ports, which replace those of the last call.
+func (b *bench) build(cfg rules.Config, ports []*rules.Port) packetfilter.Ruleset {
+	b.translator.Replace(b.ports, ports)
+	b.ports = ports
+	return b.translator.Build(cfg)
 }
 
 func (b *bench) must(err error) {
@@ -106,6 +118,7 @@ func up(b *bench, name string, addresses ...string) {
 	}
 	for _, text := range addresses {
 		addr, _ := netlink.ParseAddr(text)
+		addr.Flags = unix.IFA_F_NODAD // usable immediately
 		if err := netlink.AddrAdd(link, addr); err != nil {
 			b.t.Error(err)
 		}
@@ -247,9 +260,9 @@ func testPackets(t *testing.T, mode packetfilter.Mode) {
 		if c.config.Pods == (rules.Source{}) {
 			c.config.Pods = clusterPods
 		}
-		c.config.LocalhostNodePorts, c.config.InlineMark = true, mode == packetfilter.NFTables
+		c.config.LocalhostNodePorts = true
 		ports := portsOf(service(c.change), slice(corev1.ProtocolTCP, c.endpoints...), node{"n", ""}, false)
-		b.write(rules.Build(c.config, ports))
+		b.write(b.build(c.config, ports))
 		for address, want := range c.node {
 			b.expect(c.name+", the node", address, want)
 		}
@@ -268,7 +281,7 @@ func testAffinity(t *testing.T, mode packetfilter.Mode) {
 	b := newBench(t, mode)
 	svc := service(func(s *corev1.ServiceSpec) { s.SessionAffinity = corev1.ServiceAffinityClientIP })
 	ports := portsOf(svc, slice(corev1.ProtocolTCP, here, elsewhere), node{"n", ""}, false)
-	b.write(rules.Build(rules.Config{Pods: clusterPods}, ports))
+	b.write(b.build(rules.Config{Pods: clusterPods}, ports))
 	b.Run(func() {
 		first := "silence"
 		for end := time.Now().Add(time.Minute); first == "silence" && time.Now().Before(end); {
@@ -282,6 +295,120 @@ func testAffinity(t *testing.T, mode packetfilter.Mode) {
 	})
 }
 
+// TestLostEndpoint checks that a client with session affinity gets another endpoint when its own one is removed, and keeps
+// that.
+func TestLostEndpoint(t *testing.T) { eachMode(t, testLostEndpoint) }
+
+func testLostEndpoint(t *testing.T, mode packetfilter.Mode) {
+	b := newBench(t, mode)
+	svc := service(func(s *corev1.ServiceSpec) { s.SessionAffinity = corev1.ServiceAffinityClientIP })
+	write := func(endpoints ...string) {
+		b.write(b.build(rules.Config{Pods: clusterPods}, portsOf(svc, slice(corev1.ProtocolTCP, endpoints...), node{"n", ""}, false)))
+	}
+	write(here, elsewhere)
+	b.expect("both", "10.96.0.7:80", "")
+	first, _, _ := strings.Cut(ask("10.96.0.7:80"), " ")
+	other := here
+	if first == here {
+		other = elsewhere
+	}
+	write(other)
+	b.expect("the first endpoint was removed", "10.96.0.7:80", other)
+	write(here, elsewhere)
+	for range 20 {
+		b.expect("the first endpoint is back", "10.96.0.7:80", other)
+	}
+}
+
+// TestEndpoints checks that each of many endpoints is chosen, and that none is chosen that was removed.
+func TestEndpoints(t *testing.T) { eachMode(t, testEndpoints) }
+
+func testEndpoints(t *testing.T, mode packetfilter.Mode) {
+	b := newBench(t, mode)
+	const all = 30
+	for n := all; n > 0; n -= 7 {
+		p := &rules.Port{Namespace: "default", Service: "web", Protocol: "tcp", ClusterIP: netip.MustParseAddr("10.96.0.7"), Port: 80, HasAny: true}
+		for i := range n {
+			p.Endpoints = append(p.Endpoints, rules.Endpoint{Address: netip.AddrPortFrom(netip.MustParseAddr(here), uint16(9000+i))})
+		}
+		if n == all {
+			for _, e := range p.Endpoints {
+				listener, err := net.Listen("tcp", e.Address.String())
+				b.must(err)
+				t.Cleanup(func() { listener.Close() })
+				go testnetns.Serve(listener, func(string) string { return e.Address.String() })
+			}
+		}
+		b.write(b.build(rules.Config{Pods: clusterPods}, []*rules.Port{p}))
+		chosen := map[string]int{}
+		for range 40 * n {
+			chosen[ask("10.96.0.7:80")]++
+		}
+		for _, e := range p.Endpoints {
+			if chosen[e.Address.String()] == 0 { // with a probability of e^-40
+				t.Errorf("endpoint %s of %d was never chosen", e.Address, n)
+			}
+		}
+		if len(chosen) != n {
+			t.Errorf("%d endpoints were chosen, want %d: %v", len(chosen), n, chosen)
+		}
+	}
+}
+
+// TestIPv6 sends packets over IPv6.
+func TestIPv6(t *testing.T) { eachMode(t, testIPv6) }
+
+func testIPv6(t *testing.T, mode packetfilter.Mode) {
+	b := newBench(t, mode)
+	const one, two, nodePort, clusterIP = "fd01::5", "fd01::6", "[fd03::1]:30080", "[fd02::7]:80"
+	b.must(os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644))
+	up(b, "lo", one+"/128", two+"/128")
+	up(b, "n0", "fd03::1/64")
+	link, err := netlink.LinkByName("n0")
+	b.must(err)
+	_, services, _ := net.ParseCIDR("fd02::/64")
+	b.must(netlink.RouteAdd(&netlink.Route{Dst: services, LinkIndex: link.Attrs().Index}))
+	for _, ip := range []string{one, two} {
+		listener, err := net.Listen("tcp", "["+ip+"]:8080")
+		b.must(err)
+		t.Cleanup(func() { listener.Close() })
+		go testnetns.Serve(listener, func(string) string { return ip })
+	}
+	port := rules.Port{
+		Namespace: "default", Service: "web", Protocol: "tcp", ClusterIP: netip.MustParseAddr("fd02::7"), Port: 80, NodePort: 30080, HasAny: true,
+		LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("fd02::8")},
+	}
+	for _, ip := range []string{one, two} {
+		port.Endpoints = append(port.Endpoints, rules.Endpoint{Address: netip.AddrPortFrom(netip.MustParseAddr(ip), 8080)})
+	}
+	for _, affinity := range []int{0, 60} {
+		for _, sources := range []string{"fd00::/13", "fd08::/13"} {
+			p := port
+			p.Affinity, p.SourceRanges = affinity, []netip.Prefix{netip.MustParsePrefix(sources)}
+			b.must(b.writer.Sync(t.Context(), packetfilter.IPv6, b.build(rules.Config{IPv6: true}, []*rules.Port{&p})))
+			chosen := map[string]bool{}
+			for range 40 {
+				for _, address := range []string{clusterIP, nodePort} {
+					chosen[ask(address)] = true
+				}
+			}
+			want := map[string]bool{one: true, two: true}
+			if affinity > 0 {
+				want = map[string]bool{}
+				for ip := range chosen {
+					want = map[string]bool{ip: true}
+				}
+			}
+			if !maps.Equal(chosen, want) || chosen["silence"] || chosen["refused"] {
+				t.Errorf("affinity %d: endpoints %v, want %v", affinity, chosen, want)
+			}
+			if got := ask("[fd02::8]:80"); (got == "silence") == (sources == "fd00::/13") {
+				t.Errorf("source ranges %s: the load balancer answers %q", sources, got)
+			}
+		}
+	}
+}
+
 // TestDatagrams checks that a UDP flow moves to the endpoint that serves now.
 func TestDatagrams(t *testing.T) { eachMode(t, testDatagrams) }
 
@@ -290,7 +417,7 @@ func testDatagrams(t *testing.T, mode packetfilter.Mode) {
 	svc := service(func(s *corev1.ServiceSpec) { s.Ports[0].Protocol = corev1.ProtocolUDP })
 	write := func(endpoints ...string) {
 		ports := portsOf(svc, slice(corev1.ProtocolUDP, endpoints...), node{"n", ""}, false)
-		b.write(rules.Build(rules.Config{Pods: clusterPods}, ports))
+		b.write(b.build(rules.Config{Pods: clusterPods}, ports))
 		_, err := udpFrontendsOf(ports).flush(false)
 		b.must(err)
 	}

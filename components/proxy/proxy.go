@@ -117,8 +117,8 @@ type Proxy struct {
 	node      nodeFacts
 
 	// Used only by the goroutine of Run.
-	ports    map[bool]map[string][]*rules.Port // keyed by IPv6, then by service
-	builders map[bool]*rules.Builder           // keyed by IPv6
+	ports       map[bool]map[string][]*rules.Port // keyed by IPv6, then by service
+	translators map[bool]rules.Translator         // keyed by IPv6; they contain ports
 	// removed are the ports of deleted services, keyed by IPv6. Their UDP flows are deleted after
 	// the rules are written.
 	removed map[bool][]*rules.Port
@@ -144,20 +144,20 @@ func New(cfg Config) (*Proxy, error) {
 		cfg.Log = slog.Default()
 	}
 	p := &Proxy{
-		cfg:      cfg,
-		services: cfg.Clients.Informers.Core().V1().Services().Informer(),
-		slices:   cfg.Clients.Informers.Discovery().V1().EndpointSlices().Informer(),
-		nodes:    cfg.Clients.Informers.Core().V1().Nodes().Informer(),
-		dirty:    make(chan struct{}, 1),
-		ready:    make(chan struct{}),
-		started:  time.Now(),
-		writer:   newWriter(cfg),
-		changed:  map[string]bool{},
-		ports:    map[bool]map[string][]*rules.Port{false: {}, true: {}},
-		builders: map[bool]*rules.Builder{false: {}, true: {}},
-		removed:  map[bool][]*rules.Port{},
-		refused:  map[hostListener]string{},
-		metrics:  newMetrics(),
+		cfg:         cfg,
+		services:    cfg.Clients.Informers.Core().V1().Services().Informer(),
+		slices:      cfg.Clients.Informers.Discovery().V1().EndpointSlices().Informer(),
+		nodes:       cfg.Clients.Informers.Core().V1().Nodes().Informer(),
+		dirty:       make(chan struct{}, 1),
+		ready:       make(chan struct{}),
+		started:     time.Now(),
+		writer:      newWriter(cfg),
+		changed:     map[string]bool{},
+		ports:       map[bool]map[string][]*rules.Port{false: {}, true: {}},
+		translators: newTranslators(cfg.PacketFilter),
+		removed:     map[bool][]*rules.Port{},
+		refused:     map[hostListener]string{},
+		metrics:     newMetrics(),
 	}
 	if r := cfg.Clients.Requests; r != nil {
 		p.metrics.registry.MustRegister(r)
@@ -190,11 +190,17 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
+// newTranslators returns the translators of both IP families, keyed by IPv6.
+func newTranslators(mode packetfilter.Mode) map[bool]rules.Translator {
+	return map[bool]rules.Translator{false: rules.NewTranslator(mode), true: rules.NewTranslator(mode)}
+}
+
 // newWriter returns the writer of the proxy's rules. It also watches the chains named KUBE-*, to
 // detect that another program removed them.
 func newWriter(cfg Config) *packetfilter.Writer {
+	objects, otherMode := rules.Objects(cfg.PacketFilter)
 	return packetfilter.NewWriter(packetfilter.Config{
-		Owner: "services", Objects: rules.ServiceChains(), Guarded: []string{"KUBE-*"}, Period: cfg.SyncPeriod, Mode: cfg.PacketFilter, Journal: cfg.Journal, Log: cfg.Log,
+		Owner: "services", Objects: objects, OtherMode: otherMode, Guarded: []string{"KUBE-*"}, Period: cfg.SyncPeriod, Mode: cfg.PacketFilter, Journal: cfg.Journal, Log: cfg.Log,
 	})
 }
 
@@ -312,6 +318,8 @@ func (p *Proxy) sync(ctx context.Context, events *sync.WaitGroup) error {
 			for _, l := range p.usedAddresses(key, ipv6, before, after) {
 				events.Go(func() { p.createPortInUseEvent(ctx, nameOf(key), l) })
 			}
+			p.translators[ipv6].Replace(before, after)
+			p.metrics.portsReplaced(ipv6, before, after)
 			datagrams[ipv6] = datagrams[ipv6] || slices.ContainsFunc(before, isUDP) || slices.ContainsFunc(after, isUDP)
 			if len(after) == 0 {
 				delete(p.ports[ipv6], key)
@@ -332,15 +340,13 @@ func (p *Proxy) sync(ctx context.Context, events *sync.WaitGroup) error {
 		if ipv6 && len(p.ports[ipv6]) == 0 && !p.writer.Used(family) {
 			continue
 		}
-		all := p.sorted(ipv6)
 		whole := !p.writer.Current(family)
-		if err := p.writer.Sync(ctx, family, p.builders[ipv6].Build(p.rulesConfig(ipv6, facts), all)); err != nil {
+		if err := p.writer.Sync(ctx, family, p.translators[ipv6].Build(p.rulesConfig(ipv6, facts))); err != nil {
 			p.metrics.failed(ipv6, whole)
 			p.requeue(changed)
 			return err
 		}
 		written[ipv6] = whole
-		p.metrics.portsComputed(ipv6, all)
 		p.metrics.rulesWritten(ipv6, p.writer)
 		removed := p.removed[ipv6]
 		p.removed[ipv6] = nil
@@ -349,7 +355,7 @@ func (p *Proxy) sync(ctx context.Context, events *sync.WaitGroup) error {
 		}
 		// Existing ports override removed ones with the same address.
 		began := time.Now()
-		n, err := udpFrontendsOf(append(removed, all...)).flush(ipv6)
+		n, err := udpFrontendsOf(append(removed, p.allPorts(ipv6)...)).flush(ipv6)
 		p.metrics.flowsDeleted(ipv6, n, began)
 		if err != nil {
 			p.cfg.Log.Warn("deleting conntrack entries of UDP flows to removed endpoints of Services failed; packets of these flows still go to the removed endpoints until the entries expire, no retry", "family", family, "err", err)
@@ -405,17 +411,11 @@ func (p *Proxy) slicesOf(key string) []*discoveryv1.EndpointSlice {
 	return out
 }
 
-// sorted returns the ports of all Services in one IP family, ordered by Service, so that equal
-// ports yield equal rules.
-func (p *Proxy) sorted(ipv6 bool) []*rules.Port {
-	keys := make([]string, 0, len(p.ports[ipv6]))
-	for key := range p.ports[ipv6] {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
+// allPorts returns the ports of all Services in one IP family, in any order.
+func (p *Proxy) allPorts(ipv6 bool) []*rules.Port {
 	var all []*rules.Port
-	for _, key := range keys {
-		all = append(all, p.ports[ipv6][key]...)
+	for _, ports := range p.ports[ipv6] {
+		all = append(all, ports...)
 	}
 	return all
 }

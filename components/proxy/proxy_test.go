@@ -170,7 +170,7 @@ func TestTraffic(t *testing.T) {
 	// A new proxy takes over without duplicating the jumps.
 	before := save(t)
 	again := newWriter(Config{Journal: journal})
-	if err := again.Sync(ctx, packetfilter.IPv4, rules.Build(p.rulesConfig(false, p.facts()), p.sorted(false))); err != nil {
+	if err := again.Sync(ctx, packetfilter.IPv4, rules.Build(p.rulesConfig(false, p.facts()), p.allPorts(false))); err != nil {
 		t.Fatal(err)
 	}
 	if after := save(t); after != before {

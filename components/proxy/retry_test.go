@@ -34,8 +34,8 @@ func TestRemovedIsRemembered(t *testing.T) {
 		cfg: Config{NodeName: "n", Log: log}, metrics: m, health: newHealth(Config{Log: log}, m),
 		services: factory.Core().V1().Services().Informer(), slices: factory.Discovery().V1().EndpointSlices().Informer(),
 		changed: map[string]bool{"default/gone": true}, removed: map[bool][]*rules.Port{},
-		builders: map[bool]*rules.Builder{false: {}, true: {}},
-		ports:    map[bool]map[string][]*rules.Port{false: {"default/gone": {{Protocol: "udp", Service: "gone"}}}, true: {}},
+		translators: newTranslators(packetfilter.IPTables),
+		ports:       map[bool]map[string][]*rules.Port{false: {"default/gone": {{Protocol: "udp", Service: "gone"}}}, true: {}},
 	}
 	p.writer = packetfilter.NewWriter(packetfilter.Config{Objects: rules.ServiceChains(), Log: log, Backend: brokenBackend{}})
 	for range 2 {

@@ -7,14 +7,13 @@ import (
 
 	"hyperkube/components/proxy/rules"
 	"hyperkube/internal/host/hostjournal"
-	"hyperkube/internal/host/packetfilter"
 )
 
 // rulesConfig returns the settings of the rules of one IP family.
 func (p *Proxy) rulesConfig(ipv6 bool, facts nodeFacts) rules.Config {
 	cfg := rules.Config{
 		IPv6: ipv6, Pods: p.podTraffic(ipv6, facts), MasqueradeAll: p.cfg.MasqueradeAll, LocalhostNodePorts: p.localhostNodePorts(),
-		MasqueradeMark: p.cfg.MasqueradeMark, InlineMark: p.cfg.PacketFilter == packetfilter.NFTables, Liberal: p.liberal, NodePortRanges: p.nodePortRanges(ipv6, facts),
+		MasqueradeMark: p.cfg.MasqueradeMark, Liberal: p.liberal, NodePortRanges: p.nodePortRanges(ipv6, facts),
 	}
 	if nodeAddr, ok := facts.addresses[ipv6]; ok {
 		cfg.NodeIPs = []netip.Addr{nodeAddr}

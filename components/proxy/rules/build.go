@@ -24,9 +24,6 @@ type Config struct {
 	// MasqueradeMark is the packet mark bit that requests masquerading. Zero means 0x4000, as
 	// upstream.
 	MasqueradeMark uint32
-	// InlineMark marks packets in the chains of Services instead of KUBE-MARK-MASQ, to which they jump otherwise. It is for
-	// nftables: whenever a jump is added, the kernel follows all jumps of the table.
-	InlineMark bool
 	// NodePortRanges contain the node addresses on which node ports answer. Empty means all
 	// addresses.
 	NodePortRanges []netip.Prefix
@@ -127,22 +124,28 @@ func (b *Builder) Build(cfg Config, ports []*Port) packetfilter.Ruleset {
 	if len(b.built) > len(ports) {
 		maps.DeleteFunc(b.built, func(_ *Port, of *built) bool { return of.round != b.round })
 	}
-	// Node ports are last. They match packets to an address of this node that no service address
-	// matched.
+	services := packetfilter.Chain{Table: packetfilter.NAT, Name: "KUBE-SERVICES"}
+	chains[services] = append(chains[services], nodePortJumps(cfg)...)
+	b.chains = len(chains)
+	return packetfilter.Ruleset{Chains: chains, Jumps: jumps}
+}
+
+// nodePortJumps returns the last rules of the chain KUBE-SERVICES. They match packets to an address of this node that no
+// service address matched.
+func nodePortJumps(cfg Config) []packetfilter.Rule {
 	last := packetfilter.Rule{
 		Comment:  "kubernetes service nodeports; NOTE: this must be the last rule in this chain",
 		DstLocal: true, Target: "KUBE-NODEPORTS",
 	}
-	services := packetfilter.Chain{Table: packetfilter.NAT, Name: "KUBE-SERVICES"}
+	if len(cfg.NodePortRanges) == 0 {
+		return []packetfilter.Rule{last}
+	}
+	var out []packetfilter.Rule
 	for _, r := range cfg.NodePortRanges {
 		last.Dst = packetfilter.In(r)
-		chains[services] = append(chains[services], last)
+		out = append(out, last)
 	}
-	if len(cfg.NodePortRanges) == 0 {
-		chains[services] = append(chains[services], last)
-	}
-	b.chains = len(chains)
-	return packetfilter.Ruleset{Chains: chains, Jumps: jumps}
+	return out
 }
 
 // equal reports whether two configurations yield the same rules.
@@ -300,7 +303,7 @@ func (b *builder) port(p *Port) {
 	if p.NodePort != 0 {
 		port := packetfilter.Rule{Comment: p.comment(""), Protocol: p.Protocol, Ports: packetfilter.Ports{First: p.NodePort}, Target: ext}
 		if p.HasAny {
-			port.Dst = b.notLocalhost()
+			port.Dst = notLocalhost(b.cfg)
 			b.nat("KUBE-NODEPORTS", port)
 		}
 		if !hasExternal {
@@ -347,11 +350,11 @@ func (b *builder) port(p *Port) {
 
 // notLocalhost returns a match for the destinations of node ports: all but loopback addresses, or
 // all if node ports must also answer on 127.0.0.1.
-func (b *builder) notLocalhost() packetfilter.Addresses {
+func notLocalhost(cfg Config) packetfilter.Addresses {
 	switch {
-	case b.cfg.IPv6:
+	case cfg.IPv6:
 		return packetfilter.NotIn(loopback6)
-	case b.cfg.LocalhostNodePorts:
+	case cfg.LocalhostNodePorts:
 		return packetfilter.Addresses{}
 	}
 	return packetfilter.NotIn(loopback4)
@@ -365,7 +368,7 @@ func (b *builder) external(p *Port, chain string, takes bool) {
 	all := p.chain("KUBE-SVC-")
 	if !p.LocalExternal {
 		b.nat(chain,
-			b.markMasquerade(packetfilter.Rule{Comment: p.comment("masquerade traffic for external destinations")}),
+			markMasquerade(packetfilter.Rule{Comment: p.comment("masquerade traffic for external destinations")}),
 			packetfilter.Rule{Target: all})
 		return
 	}
@@ -373,7 +376,7 @@ func (b *builder) external(p *Port, chain string, takes bool) {
 		b.nat(chain, b.cfg.Pods.match(packetfilter.Rule{Comment: p.comment("pod traffic for external destinations"), Target: all}, false))
 	}
 	b.nat(chain,
-		b.markMasquerade(packetfilter.Rule{Comment: p.comment("masquerade LOCAL traffic for external destinations"), SrcLocal: true}),
+		markMasquerade(packetfilter.Rule{Comment: p.comment("masquerade LOCAL traffic for external destinations"), SrcLocal: true}),
 		packetfilter.Rule{Comment: p.comment("route LOCAL traffic for external destinations"), SrcLocal: true, Target: all})
 	if takes {
 		b.nat(chain, packetfilter.Rule{Target: p.chain("KUBE-SVL-")})
@@ -412,7 +415,7 @@ func (b *builder) firewall(p *Port, ip netip.Addr) {
 func (b *builder) balance(p *Port, chain string, endpoints []Endpoint, clusterIP bool) {
 	rules := make([]packetfilter.Rule, 0, len(endpoints)+1)
 	if clusterIP {
-		masquerade := b.markMasquerade(p.to(p.ClusterIP, "cluster IP", ""))
+		masquerade := markMasquerade(p.to(p.ClusterIP, "cluster IP", ""))
 		if b.cfg.MasqueradeAll {
 			rules = append(rules, masquerade)
 		} else if b.cfg.Pods != (Source{}) {
@@ -442,16 +445,13 @@ func (b *builder) endpoint(p *Port, chain string, e Endpoint) {
 	}
 	// A pod that connects to itself through its service must be masqueraded. Otherwise it would
 	// respond to its own address directly, bypassing the translation.
-	b.nat(chain, b.markMasquerade(packetfilter.Rule{Comment: p.comment(""), Src: packetfilter.Is(e.Address.Addr())}), translate)
+	b.nat(chain, markMasquerade(packetfilter.Rule{Comment: p.comment(""), Src: packetfilter.Is(e.Address.Addr())}), translate)
 }
 
 // markMasquerade returns r with a target that marks packets for masquerading, after which the kernel continues with the
 // next rule.
-func (b *builder) markMasquerade(r packetfilter.Rule) packetfilter.Rule {
+func markMasquerade(r packetfilter.Rule) packetfilter.Rule {
 	r.Target = "KUBE-MARK-MASQ"
-	if b.cfg.InlineMark {
-		r.Target, r.SetMark = packetfilter.MARK, b.cfg.mark()
-	}
 	return r
 }
 

@@ -54,11 +54,33 @@ func ServiceChains() []packetfilter.Chain {
 	return out
 }
 
-// AllChains returns the chains that this proxy or upstream's kube-proxy may have created, in all
+// Objects returns patterns of the chains and sets of single Services in a mode, and otherMode of the chains and sets that exist
+// only in the other mode.
+func Objects(mode packetfilter.Mode) (objects, otherMode []packetfilter.Chain) {
+	if mode == packetfilter.NFTables {
+		// An earlier version had a chain for each Service in both modes.
+		return slices.Concat(ServiceChains(), balancerChains(), []packetfilter.Chain{{Table: packetfilter.Sets, Name: "KUBE-*"}}), onlyIPTables()
+	}
+	return ServiceChains(), setChains()
+}
+
+// onlyIPTables returns the chains without Services that exist only in iptables.
+func onlyIPTables() []packetfilter.Chain {
+	var out []packetfilter.Chain
+	inSets := staticSetChains(Config{})
+	for chain := range staticChains(Config{}) {
+		if _, both := inSets[chain]; !both {
+			out = append(out, chain)
+		}
+	}
+	return out
+}
+
+// AllChains returns the chains and sets that this proxy or upstream's kube-proxy may have created, in all
 // tables: patterns of the chains of single Services, and the chains that exist even without
 // Services. It is used for removal.
 func AllChains() []packetfilter.Chain {
-	var out []packetfilter.Chain
+	out := setChains()
 	for _, table := range []packetfilter.Table{packetfilter.Filter, packetfilter.NAT, packetfilter.Mangle} {
 		for _, chain := range append(ServiceChains(), slices.Collect(maps.Keys(Build(Config{}, nil).Chains))...) {
 			if chain.Table = table; !slices.Contains(out, chain) {

@@ -17,7 +17,7 @@ import (
 // Run it with -rewrite to update testdata.
 //
 // "build" prints the difference between the rules without any port and those of the ports in the
-// input, and "start" prints all rules, with the jumps. "nftables" prints the chains of nftables that exist for the ports.
+// input, and "start" prints all rules, with the jumps. "nftables" prints the sets and chains of nftables that exist for the ports.
 // Their arguments are the settings of Config.
 // A port is a line: NAMESPACE/SERVICE[:NAME] PROTOCOL CLUSTERIP:PORT, and these words:
 //
@@ -36,10 +36,12 @@ func TestTranscript(t *testing.T) {
 				ports = append(ports, parsePort(t, strings.Fields(line)))
 			}
 			if d.Cmd == "nftables" {
-				cfg.InlineMark = true
-				chains := Build(cfg, ports).Chains
-				maps.DeleteFunc(chains, func(c packetfilter.Chain, rules []packetfilter.Rule) bool { return len(rules) == 0 })
-				return packetfilter.TextNFTables(packetfilter.FamilyOf(cfg.IPv6), chains)
+				translator := NewTranslator(packetfilter.NFTables)
+				translator.Replace(nil, ports)
+				set := translator.Build(cfg)
+				maps.DeleteFunc(set.Chains, func(c packetfilter.Chain, rules []packetfilter.Rule) bool { return len(rules) == 0 })
+				family := packetfilter.FamilyOf(cfg.IPv6)
+				return packetfilter.TextSets(family, set) + packetfilter.TextNFTables(family, set.Chains)
 			}
 			kernel := &memory{chains: packetfilter.Chains{}}
 			if d.Cmd == "build" {
