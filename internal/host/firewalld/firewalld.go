@@ -225,10 +225,10 @@ func Undo() hostjournal.Functions {
 	}}
 }
 
-// inHostNetwork reports whether this process is in the network namespace of process 1, and so of firewalld. It returns
+// inHostNetwork reports whether the calling thread is in the network namespace of process 1, and so of firewalld. It returns
 // true if that is unknown.
 func inHostNetwork() bool {
-	self, err := os.Readlink("/proc/self/ns/net")
+	self, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		return true
 	}
