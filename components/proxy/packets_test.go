@@ -29,7 +29,7 @@ type bench struct {
 	*testnetns.Namespace
 	t      testing.TB
 	writer *packetfilter.Writer
-	// translator contains ports.
+	// translator contains ports, which build has set.
 	translator rules.Translator
 	ports      []*rules.Port
 }

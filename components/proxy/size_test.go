@@ -1,11 +1,13 @@
 package proxy
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,6 +36,7 @@ func sizedPort(i int) *rules.Port {
 //     that the ports, the translator and the writer use afterwards;
 //   - service: the time from a new Service until a TCP connection to it is open. write-ms is the part of it until the rules
 //     are written. The endpoints are sockets of this host;
+//   - idle: the time of the CPU that the guard of the rules uses while nothing changes, in percent of a core;
 //   - connection: the time to open a TCP connection to a Service, whose first packet the rules translate. direct-us is the
 //     time without the Service.
 //
@@ -84,6 +87,23 @@ func benchmarkServices(b *testing.B, mode packetfilter.Mode, size int) {
 		}
 		b.ReportMetric(float64(heap()-before)/(1<<20), "heap-MB")
 	})
+	inNode("idle", func(b *testing.B) {
+		guard := newWriter(Config{PacketFilter: mode}).Guard
+		if err := guard.Listen(); err != nil {
+			b.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(b.Context())
+		var running sync.WaitGroup
+		running.Go(func() { guard.Run(ctx, make(chan struct{}, 1)) })
+		<-guard.Ready()
+		const period = 3 * time.Second
+		before := processorTime()
+		time.Sleep(period)
+		used := processorTime() - before
+		cancel()
+		running.Wait()
+		b.ReportMetric(100*used.Seconds()/period.Seconds(), "%CPU")
+	})
 	service := sizedPort(size)
 	for i := range service.Endpoints {
 		service.Endpoints[i].Address = netip.MustParseAddrPort([]string{here, elsewhere, here}[i] + ":8080")
@@ -133,6 +153,13 @@ func connect(b *testing.B, address string) {
 	if _, err := io.ReadAll(conn); err != nil {
 		b.Fatal(err)
 	}
+}
+
+// processorTime returns the time that this process has used the CPU.
+func processorTime() time.Duration {
+	var usage unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &usage)
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 // heap returns the size in bytes of the objects on the heap that are in use.

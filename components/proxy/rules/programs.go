@@ -134,15 +134,15 @@ func (r registers) byPolicy(s source, verdicts, comment string) pf.Rule {
 // balance returns the rules that jump to the chain for the number of endpoints of the destination, or with local for the
 // number of local ones.
 func (r registers) balance(local bool, from ...source) []pf.Rule {
-	local_, timeout, all := r.after+1, r.after+2, r.after+3
+	localCount, timeout, count := r.after+1, r.after+2, r.after+3
 	decide, comment := pf.Operation{Do: pf.Decide, Set: balancers, At: timeout}, "any endpoint"
 	if local {
-		decide, comment = pf.Operation{Do: pf.Decide, Set: localBalancers, At: local_}, "an endpoint of this node"
+		decide, comment = pf.Operation{Do: pf.Decide, Set: localBalancers, At: localCount}, "an endpoint of this node"
 	}
 	var out []pf.Rule
 	for _, s := range from {
-		out = append(out, rule(comment, r.find(s), pf.Operation{Do: pf.LoadNumber, At: local_}, pf.Operation{Do: pf.LoadNumber, At: timeout},
-			pf.Operation{Do: pf.LoadNumber, At: all}, pf.Operation{Do: pf.Find, Set: counts, At: r.id, To: r.after}, decide))
+		out = append(out, rule(comment, r.find(s), pf.Operation{Do: pf.LoadNumber, At: localCount}, pf.Operation{Do: pf.LoadNumber, At: timeout},
+			pf.Operation{Do: pf.LoadNumber, At: count}, pf.Operation{Do: pf.Find, Set: counts, At: r.id, To: r.after}, decide))
 	}
 	return out
 }

@@ -322,9 +322,9 @@ func staticSetChains(cfg Config) pf.Chains {
 	health := rule("health check node ports", []pf.Operation{{Do: pf.LoadProtocol}, {Do: pf.LoadPort, At: 1}, {Do: pf.Contained, Set: healthPorts}})
 	health.Target = pf.Accept
 
-	old := staticChains(cfg)
-	filter := func(name string) []pf.Rule { return old[pf.Chain{Table: pf.Filter, Name: name}] }
-	nat := func(name string) []pf.Rule { return old[pf.Chain{Table: pf.NAT, Name: name}] }
+	inBoth := staticChains(cfg)
+	filter := func(name string) []pf.Rule { return inBoth[pf.Chain{Table: pf.Filter, Name: name}] }
+	nat := func(name string) []pf.Rule { return inBoth[pf.Chain{Table: pf.NAT, Name: name}] }
 	chains := pf.Chains{}
 	for table, byName := range map[pf.Table]map[string][]pf.Rule{
 		pf.NAT: {
@@ -343,7 +343,7 @@ func staticSetChains(cfg Config) pf.Chains {
 			"KUBE-EXTERNAL-SERVICES": {r.byPolicy(byAddress, externalRefusals, "external addresses without endpoints"), refusedNodePorts},
 			"KUBE-NODEPORTS":         {health},
 			"KUBE-FIREWALL":          filter("KUBE-FIREWALL"),
-			"KUBE-FORWARD":           append([]pf.Rule{}, insertBeforeEstablished(filter("KUBE-FORWARD"), r.hairpin(pf.Accept))...),
+			"KUBE-FORWARD":           insertBeforeEstablished(filter("KUBE-FORWARD"), r.hairpin(pf.Accept)),
 			chainReject:              {{Target: pf.Reject}},
 			Canary:                   nil,
 		},
