@@ -66,6 +66,7 @@ func healthy(t *testing.T) *Machine {
 			Inotify:     func() error { return nil },
 			ClockSynced: func() (bool, error) { return true, nil },
 			Rules:       func(context.Context, packetfilter.Family) (string, error) { return "", nil },
+			NFTables:    func(context.Context, packetfilter.Family) (int, error) { return 0, nil },
 			Sync:        func(context.Context, string) (time.Duration, error) { return time.Millisecond, nil },
 			EtcdData:    func() (EtcdData, error) { return EtcdData{Version: "3.7.0", Supported: "3.7.3"}, nil },
 			Etcd: func(context.Context) (EtcdStatus, error) {
@@ -335,6 +336,17 @@ var faults = []fault{
 			return "*filter\n:INPUT ACCEPT [0:0]\n:HK-FORWARD - [0:0]\n:KUBE-SERVICES - [0:0]\nCOMMIT\n", nil
 		}
 	}, "leaked-rules", Warning, "2 packet filter chains for IPv4", "iptables-restore"},
+	{"nftables rules of a deleted cluster", func(_ *testing.T, m *Machine) {
+		stop(m)
+		delete(m.Files.(fstest.MapFS), rel(m.Layout.Journal("node")))
+		m.Network.Links = m.Network.Links[:2]
+		m.Probes.NFTables = func(_ context.Context, family packetfilter.Family) (int, error) {
+			if family == packetfilter.IPv4 {
+				return 0, nil
+			}
+			return 7, nil
+		}
+	}, "leaked-rules", Warning, "7 chains of nftables for IPv6", "nft delete table ip6 hyperkube"},
 	{"failed requirement", problem("Mem", "the system RAM (128 MiB) is less than the minimum 256 MiB"), "memory", Error, "128 MiB", ""},
 }
 

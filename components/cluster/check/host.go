@@ -56,6 +56,7 @@ func Host(l layout.Node, start string) *Machine {
 		Inotify:      probeInotify,
 		ClockSynced:  readClockSync,
 		Rules:        readRules,
+		NFTables:     packetfilter.CountNFTables,
 		Sync:         measureSync,
 		EtcdData:     func() (EtcdData, error) { return readEtcdData(l.Etcd()) },
 		Etcd:         func(ctx context.Context) (EtcdStatus, error) { return queryEtcd(ctx, l) },

@@ -151,5 +151,9 @@ func checkLeakedRules(ctx context.Context, m *Machine, o *outcome) {
 		if ours+others > 0 {
 			o.warnf("run `"+program+"-save | grep -vE 'KUBE-|HK-|hyperkube' | "+program+"-restore`", "%d packet filter chains for IPv%s remain of a cluster that does not exist any more, and may drop or redirect packets", ours+others, family)
 		}
+		if chains, err := m.Probes.NFTables(ctx, family); err == nil && chains > 0 {
+			protocol := map[packetfilter.Family]string{packetfilter.IPv4: "ip", packetfilter.IPv6: "ip6"}[family]
+			o.warnf("run `nft delete table "+protocol+" hyperkube`", "%d chains of nftables for IPv%s remain of a cluster that does not exist any more, and may drop or redirect packets", chains, family)
+		}
 	}
 }

@@ -112,6 +112,8 @@ type Probes struct {
 	ClockSynced func() (bool, error)
 	// Rules returns the packet filter rules of all programs as iptables-save prints them.
 	Rules func(ctx context.Context, family packetfilter.Family) (string, error)
+	// NFTables returns the number of chains of hyperkube in nftables.
+	NFTables func(ctx context.Context, family packetfilter.Family) (chains int, err error)
 	// Sync writes a small file in dir several times and returns the longest time that fdatasync took. dir must exist.
 	Sync func(ctx context.Context, dir string) (time.Duration, error)
 	// EtcdData inspects the data directory of an etcd member that does not run.

@@ -51,6 +51,15 @@ func (n nftables) Read(ctx context.Context, family Family) (*State, error) {
 	}
 }
 
+// CountNFTables returns the number of chains of hyperkube in nftables, in the network namespace of the calling thread.
+func CountNFTables(ctx context.Context, family Family) (int, error) {
+	state, err := nftables{}.Read(ctx, family)
+	if err != nil {
+		return 0, err
+	}
+	return len(state.Rules), nil
+}
+
 // nftSets are names of sets and maps in the table of hyperkube.
 type nftSets struct {
 	// maps are the names of the maps of each chain.
