@@ -136,7 +136,7 @@ func open(ctx context.Context, data []byte) (*plugin, error) {
 		p.close()
 		return nil, err
 	}
-	mode, err := p.config.ProxyMode.Select(ctx)
+	mode, err := p.config.ProxyMode.SelectFor(ctx, podnet.Chains())
 	if err != nil {
 		p.close()
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, "proxyMode", err.Error())

@@ -55,6 +55,23 @@ func (m Mode) Select(ctx context.Context) (Mode, error) {
 	return NFTables, nil
 }
 
+// SelectFor is like Select, but for Auto and an empty setting it returns the mode in which chains that match one of the
+// patterns exist in the network namespace of the calling thread, if the kernel reports any. It then runs no program, so it
+// is for programs that start for each request.
+func (m Mode) SelectFor(ctx context.Context, patterns []Chain) (Mode, error) {
+	if m != Auto && m != "" {
+		return m.Select(ctx)
+	}
+	for _, mode := range []Mode{NFTables, IPTables} {
+		for _, family := range []Family{IPv4, IPv6} {
+			if found, err := mode.inKernel(family, patterns); err == nil && found {
+				return mode, nil
+			}
+		}
+	}
+	return m.Select(ctx)
+}
+
 // trial is an input of iptables-restore that creates and removes a chain in the tables that need modules of the kernel.
 const trial = "*nat\n:HK-TRIAL - [0:0]\n-X HK-TRIAL\nCOMMIT\n*filter\n:HK-TRIAL - [0:0]\n-X HK-TRIAL\nCOMMIT\n"
 

@@ -337,7 +337,7 @@ func TestNFTablesGuard(t *testing.T) {
 	}
 }
 
-// TestModeChange checks that rules of the other mode are removed.
+// TestModeChange checks that rules of the other mode are removed, and that SelectFor recognizes the mode.
 func TestModeChange(t *testing.T) {
 	testnetns.Enter(t)
 	set := allRules(IPv4)
@@ -350,6 +350,9 @@ func TestModeChange(t *testing.T) {
 			if has, err := m.has(IPv4, patterns); err != nil || has != (m == mode) {
 				t.Errorf("%s after writing %s: %t, %v", m, mode, has, err)
 			}
+		}
+		if got, err := Auto.SelectFor(t.Context(), patterns); got != mode || err != nil {
+			t.Errorf("%s is selected after writing %s: %v", got, mode, err)
 		}
 	}
 }

@@ -56,6 +56,16 @@ func (m Mode) has(family Family, patterns []Chain) (bool, error) {
 			return true, nil
 		}
 	}
+	found, err := m.inKernel(family, patterns)
+	if errors.Is(err, nftnl.ErrInterrupted) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
+		return true, nil
+	}
+	return found, err
+}
+
+// inKernel reports whether chains of a family match one of the patterns in a mode. It does not know the legacy variant of
+// iptables. If chains change at the same time, it may return false with ErrInterrupted.
+func (m Mode) inKernel(family Family, patterns []Chain) (bool, error) {
 	found := false
 	err := nftnl.List(unix.NFT_MSG_GETCHAIN, nftFamily(family), nil, func(attributes []byte) {
 		var table, name string
@@ -73,7 +83,7 @@ func (m Mode) has(family Family, patterns []Chain) (bool, error) {
 		}
 		found = found || (table == nftTable) == (m == NFTables) && slices.ContainsFunc(patterns, c.matches)
 	})
-	if found || errors.Is(err, nftnl.ErrInterrupted) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EINVAL) {
+	if found {
 		return true, nil
 	}
 	return false, err

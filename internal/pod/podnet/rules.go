@@ -57,6 +57,9 @@ func mangle(chain string) packetfilter.Chain {
 // rules other components write.
 var sharedChains = []packetfilter.Chain{nat(chainNoMasq), mangle(chainPolicy), mangle(policies)}
 
+// Chains returns a chain that exists if the rules of a pod network have been written, for packetfilter.Mode.SelectFor.
+func Chains() []packetfilter.Chain { return []packetfilter.Chain{nat(chainMasquerade)} }
+
 // newWriter returns the packet filter writer for the rules of the pod network.
 func newWriter(cfg Config) *packetfilter.Writer {
 	return packetfilter.NewWriter(packetfilter.Config{
