@@ -58,3 +58,30 @@ func TestListing(t *testing.T) {
 	}
 	t.Logf("%s", out)
 }
+
+// TestModeChange checks that the rules of Services in the other mode are removed when the mode changes, and all rules by
+// the clean-up.
+func TestModeChange(t *testing.T) {
+	testnetns.Enter(t)
+	for _, mode := range []packetfilter.Mode{packetfilter.IPTables, packetfilter.NFTables, packetfilter.IPTables, packetfilter.NFTables} {
+		translator := rules.NewTranslator(mode)
+		translator.Replace(nil, everyPort(false))
+		if err := newWriter(Config{PacketFilter: mode}).Sync(t.Context(), packetfilter.IPv4, translator.Build(rules.Config{Pods: clusterPods})); err != nil {
+			t.Fatal(err)
+		}
+		chains, err := packetfilter.CountNFTables(t.Context(), packetfilter.IPv4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		saved := save(t)
+		if inIPTables := strings.Contains(saved, "KUBE"); inIPTables != (mode == packetfilter.IPTables) || chains > 0 != (mode == packetfilter.NFTables) {
+			t.Errorf("%s: %d chains of nftables, and of iptables\n%s", mode, chains, saved)
+		}
+	}
+	if err := packetfilter.Remove(t.Context(), packetfilter.IPv4, rules.AllChains()); err != nil {
+		t.Fatal(err)
+	}
+	if chains, err := packetfilter.CountNFTables(t.Context(), packetfilter.IPv4); err != nil || chains > 0 || strings.Contains(save(t), "KUBE") {
+		t.Errorf("%d chains of nftables are left, and of iptables\n%s", chains, save(t))
+	}
+}
