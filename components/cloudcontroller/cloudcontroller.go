@@ -2,7 +2,7 @@
 // provider. They initialize Nodes, delete Nodes of machines that do not exist anymore, and create load balancers and
 // routes. The components of the cluster must run with --cloud-provider=external.
 //
-// The package local is a provider for machines without a cloud. Others are programs of their own, which use the same
+// The package local is a provider for machines without a cloud. Others are separate programs that use the same
 // interface; they run in a hyperkube cluster like in any other.
 //
 // https://kubernetes.io/docs/concepts/architecture/cloud-controller/

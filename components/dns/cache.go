@@ -41,10 +41,23 @@ func cacheKeyOf(query *dns.Msg) (cacheKey, bool) {
 	return q, true
 }
 
-// cacheEntry is a cached answer of an upstream name server. The message is immutable.
+// cacheEntry is a cached answer of an upstream name server. The message is immutable; the mutex of the cache guards the
+// other fields.
 type cacheEntry struct {
 	answer              *dns.Msg
 	storedAt, expiresAt time.Time
+	// hits is the number of queries that it answered. refreshed is true if get has requested a new answer.
+	hits      int
+	refreshed bool
+}
+
+// minHits is the number of queries from which on an answer is renewed before it expires.
+const minHits = 2
+
+// needsRefresh reports whether a new answer should be requested: the entry was used at least minHits times, expires in the
+// last tenth of its lifetime, and no new answer was requested.
+func (e *cacheEntry) needsRefresh(now time.Time) bool {
+	return !e.refreshed && e.hits >= minHits && e.expiresAt.Sub(now)*10 <= e.expiresAt.Sub(e.storedAt)
 }
 
 // answerCache caches answers of upstream name servers. A nil cache stores nothing. It is safe for
@@ -53,18 +66,19 @@ type answerCache struct {
 	now func() time.Time
 
 	mu      sync.Mutex // guards the fields below
-	answers map[cacheKey]cacheEntry
+	answers map[cacheKey]*cacheEntry
 }
 
 func newAnswerCache() *answerCache {
-	return &answerCache{now: time.Now, answers: map[cacheKey]cacheEntry{}}
+	return &answerCache{now: time.Now, answers: map[cacheKey]*cacheEntry{}}
 }
 
-// get returns the cached answer to a query, with TTLs reduced by the time in the cache, or nil.
-func (m *answerCache) get(query *dns.Msg) *dns.Msg {
+// get returns the cached answer to a query, with TTLs reduced by the time in the cache, or nil. refresh is true if the
+// caller should request a new answer, because this one is in use and expires soon; it is true once for an answer.
+func (m *answerCache) get(query *dns.Msg) (answer *dns.Msg, refresh bool) {
 	q, ok := cacheKeyOf(query)
 	if m == nil || !ok {
-		return nil
+		return nil, false
 	}
 	now := m.now()
 	m.mu.Lock()
@@ -73,9 +87,14 @@ func (m *answerCache) get(query *dns.Msg) *dns.Msg {
 		delete(m.answers, q)
 		ok = false
 	}
+	if ok {
+		r.hits++
+		refresh = r.needsRefresh(now)
+		r.refreshed = r.refreshed || refresh
+	}
 	m.mu.Unlock()
 	if !ok {
-		return nil
+		return nil, false
 	}
 	out := r.answer.Copy()
 	out.Id, out.Question = query.Id, query.Question
@@ -83,7 +102,7 @@ func (m *answerCache) get(query *dns.Msg) *dns.Msg {
 	for _, rr := range cacheableRecords(out) {
 		rr.Header().Ttl -= min(age, rr.Header().Ttl)
 	}
-	return out
+	return out, refresh
 }
 
 // put stores the answer to a query, unless it must not be cached. If the cache is full, it removes
@@ -116,7 +135,7 @@ func (m *answerCache) put(query, answer *dns.Msg) {
 			delete(m.answers, old)
 		}
 	}
-	m.answers[q] = cacheEntry{cached, now, now.Add(min(left, maxCacheTTL))}
+	m.answers[q] = &cacheEntry{answer: cached, storedAt: now, expiresAt: now.Add(min(left, maxCacheTTL))}
 }
 
 // reset removes all entries, because the upstream name servers have changed.

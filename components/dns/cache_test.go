@@ -53,14 +53,14 @@ func TestMemory(t *testing.T) {
 		q := query(name)
 		m.put(q, reply(q, c.rcode, c.answer, c.authority))
 		if c.kept == 0 {
-			if m.get(q) != nil {
+			if lookup(m, q) != nil {
 				t.Errorf("%s is remembered", name)
 			}
 			continue
 		}
 		now = now.Add(c.kept - time.Second)
 		again := query(name)
-		got := m.get(again)
+		got := lookup(m, again)
 		if got == nil || got.Id != again.Id || got.Rcode != c.rcode {
 			t.Errorf("%s: %v", name, got)
 			continue
@@ -69,14 +69,14 @@ func TestMemory(t *testing.T) {
 			t.Errorf("%s: %v is left", name, got.Answer[0])
 		}
 		now = now.Add(time.Second)
-		if m.get(query(name)) != nil {
+		if lookup(m, query(name)) != nil {
 			t.Errorf("%s is remembered for too long", name)
 		}
 	}
 	now = time.Unix(1000, 0)
 	q := query("short.")
 	m.put(q, reply(q, dns.RcodeSuccess, "short. 9 IN A 192.0.2.1", ""))
-	if got := m.get(query("SHORT.")); got == nil || got.Question[0].Name != "SHORT." {
+	if got := lookup(m, query("SHORT.")); got == nil || got.Question[0].Name != "SHORT." {
 		t.Errorf("by another spelling: %v", got)
 	}
 	for name, other := range map[string]*dns.Msg{
@@ -87,7 +87,7 @@ func TestMemory(t *testing.T) {
 			q.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_NSID{Code: dns.EDNS0NSID}}
 		}),
 	} {
-		if m.get(other) != nil {
+		if lookup(m, other) != nil {
 			t.Errorf("another %s has the same answer", name)
 		}
 	}
@@ -97,5 +97,44 @@ func TestMemory(t *testing.T) {
 	}
 	if len(m.answers) > maxCacheEntries {
 		t.Errorf("%d answers are remembered", len(m.answers))
+	}
+}
+
+// lookup returns the cached answer to a query, or nil.
+func lookup(m *answerCache, query *dns.Msg) *dns.Msg {
+	answer, _ := m.get(query)
+	return answer
+}
+
+// TestRefresh checks that a new answer is requested once, for an answer that is in use and expires soon.
+func TestRefresh(t *testing.T) {
+	now := time.Now()
+	m := newAnswerCache()
+	m.now = func() time.Time { return now }
+	query := new(dns.Msg).SetQuestion("a.example.", dns.TypeA)
+	answer := new(dns.Msg).SetReply(query)
+	record, _ := dns.NewRR("a.example. 20 IN A 192.0.2.1")
+	answer.Answer = []dns.RR{record}
+	m.put(query, answer)
+	refreshes := func(after time.Duration) bool {
+		t.Helper()
+		now = now.Add(after)
+		got, refresh := m.get(query)
+		if got == nil {
+			t.Fatal("the answer is not cached")
+		}
+		return refresh
+	}
+	for i, c := range []struct {
+		after time.Duration
+		want  bool
+	}{{time.Second, false}, {16 * time.Second, false}, {time.Second, true}, {500 * time.Millisecond, false}} {
+		if got := refreshes(c.after); got != c.want {
+			t.Errorf("query %d: refresh is %v", i, got)
+		}
+	}
+	m.put(query, answer)
+	if refreshes(19 * time.Second) {
+		t.Error("an answer that was used once is refreshed")
 	}
 }

@@ -2,13 +2,12 @@ package dns
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
-	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,27 +21,35 @@ import (
 // customConfig is the parsed content of the kube-dns ConfigMap: name servers that override those of the
 // node.
 type customConfig struct {
-	// upstreams are the name servers, as host:port, for all names outside the stub domains. If
-	// empty, the name servers of the node are used.
-	upstreams []string
+	// upstreams are the name servers for all names outside the stub domains. If empty, the name servers of the node are
+	// used.
+	upstreams []nameServer
 	// stubs maps a stub domain to its name servers. Keys are lower case and end with a dot.
-	stubs map[string][]string
+	stubs map[string][]nameServer
+	// rewrites are names that are looked up under another name.
+	rewrites rewrites
+	// ca contains the certificate authorities of name servers with TLS, in PEM format. If empty, those of the system are
+	// used. roots is its content.
+	ca    string
+	roots *x509.CertPool
 }
 
-// keyUpstreams and keyStubs are the keys of the ConfigMap kube-dns, which are the names of the files in its volume.
+// keyUpstreams and the others are the keys of the ConfigMap kube-dns, which are the names of the files in its volume.
 //
 // https://kubernetes.io/docs/tasks/administer-cluster/dns-custom-nameservers/
 const (
 	keyUpstreams = "upstreamNameservers" // JSON list of addresses
 	keyStubs     = "stubDomains"         // JSON map from domain to list of addresses
+	keyRewrites  = "rewrites"            // JSON map from name to name; not a key of kube-dns
+	keyCA        = "ca.crt"              // certificates in PEM format; not a key of kube-dns
 )
 
 // readCustom reads the files of the ConfigMap kube-dns in dir. Missing files are ignored, and
 // invalid ones are an error.
 func readCustom(dir string) (*customConfig, error) {
 	var upstreams []string
-	stubs := map[string][]string{}
-	for name, into := range map[string]any{keyUpstreams: &upstreams, keyStubs: &stubs} {
+	stubs, names := map[string][]string{}, map[string]string{}
+	for name, into := range map[string]any{keyUpstreams: &upstreams, keyStubs: &stubs, keyRewrites: &names} {
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -54,35 +61,43 @@ func readCustom(dir string) (*customConfig, error) {
 			return nil, fmt.Errorf("parsing %s: %w", name, err)
 		}
 	}
-	c := &customConfig{stubs: map[string][]string{}}
+	c := &customConfig{stubs: map[string][]nameServer{}}
 	var err error
-	if c.upstreams, err = addresses(upstreams); err != nil {
+	if c.rewrites, err = parseRewrites(names); err != nil {
+		return nil, fmt.Errorf("%s: %w", keyRewrites, err)
+	}
+	if err := c.readCA(filepath.Join(dir, keyCA)); err != nil {
+		return nil, err
+	}
+	if c.upstreams, err = parseNameServers(upstreams); err != nil {
 		return nil, fmt.Errorf("%s: %w", keyUpstreams, err)
 	}
 	for domain, list := range stubs {
 		if _, ok := dns.IsDomainName(domain); !ok || domain == "" || len(list) == 0 {
 			return nil, fmt.Errorf("%s: %q is not a domain name or has no name servers", keyStubs, domain)
 		}
-		if c.stubs[dns.Fqdn(strings.ToLower(domain))], err = addresses(list); err != nil {
+		if c.stubs[dns.Fqdn(strings.ToLower(domain))], err = parseNameServers(list); err != nil {
 			return nil, fmt.Errorf("%s of %s: %w", keyStubs, domain, err)
 		}
 	}
 	return c, nil
 }
 
-// addresses returns texts, which are IP addresses with an optional port, in the form host:port. The default
-// port is 53. It returns an error if one of them is neither.
-func addresses(texts []string) ([]string, error) {
-	var out []string
-	for _, text := range texts {
-		if addr, err := netip.ParseAddr(text); err == nil {
-			text = net.JoinHostPort(addr.String(), "53")
-		} else if _, err := netip.ParseAddrPort(text); err != nil {
-			return nil, fmt.Errorf("%q is not an IP address or an IP address with port", text)
-		}
-		out = append(out, text)
+// readCA sets ca and roots from a file. It does nothing if the file does not exist, and returns an error if it contains no
+// certificate.
+func (c *customConfig) readCA(path string) error {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return out, nil
+	if err != nil {
+		return fmt.Errorf("reading %s: %w", keyCA, err)
+	}
+	c.ca, c.roots = string(data), x509.NewCertPool()
+	if !c.roots.AppendCertsFromPEM(data) {
+		return fmt.Errorf("%s: contains no certificate in PEM format", keyCA)
+	}
+	return nil
 }
 
 // equal reports whether two configurations are equal. Nil equals an empty configuration.
@@ -90,7 +105,7 @@ func (c *customConfig) equal(o *customConfig) bool {
 	if c == nil || o == nil {
 		c, o = c.orEmpty(), o.orEmpty()
 	}
-	return slices.Equal(c.upstreams, o.upstreams) && maps.EqualFunc(c.stubs, o.stubs, slices.Equal)
+	return slices.Equal(c.upstreams, o.upstreams) && maps.Equal(c.rewrites, o.rewrites) && c.ca == o.ca && maps.EqualFunc(c.stubs, o.stubs, slices.Equal)
 }
 
 func (c *customConfig) orEmpty() *customConfig {
@@ -103,7 +118,7 @@ func (c *customConfig) orEmpty() *customConfig {
 // servers returns the name servers to which queries for name are forwarded: those of the longest
 // matching stub domain, or else the custom upstreams, or else nodeServers, the name servers of the
 // node.
-func (c *customConfig) servers(name string, nodeServers []string) []string {
+func (c *customConfig) servers(name string, nodeServers []nameServer) []nameServer {
 	if c == nil {
 		return nodeServers
 	}
@@ -140,7 +155,7 @@ func (s *Server) loadCustom() {
 	if s.forward.custom.Load().equal(c) {
 		return
 	}
-	s.forward.custom.Store(c)
+	s.forward.setCustom(c)
 	s.forward.cache.reset()
-	s.cfg.Log.Info("custom name server configuration of the ConfigMap kube-dns loaded, it is in effect now", "directory", s.cfg.CustomDir, "upstreams", c.upstreams, "stubDomains", c.stubs)
+	s.cfg.Log.Info("custom name server configuration of the ConfigMap kube-dns loaded, it is in effect now", "directory", s.cfg.CustomDir, "upstreams", c.upstreams, "stubDomains", c.stubs, "rewrites", len(c.rewrites))
 }

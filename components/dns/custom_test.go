@@ -2,11 +2,11 @@ package dns
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -24,7 +24,7 @@ func TestCustom(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	own := []string{"192.0.2.1:53"}
+	own := "192.0.2.1:53"
 	expect := func(what string, want map[string]string) {
 		t.Helper()
 		c, err := readCustom(dir)
@@ -32,16 +32,16 @@ func TestCustom(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, list := range want {
-			if got := c.servers(name, own); strings.Join(got, " ") != list {
+			if got := c.servers(name, parseServers(t, own)); fmt.Sprint(got) != "["+list+"]" {
 				t.Errorf("%s: %s is asked of %v, want %s", what, name, got, list)
 			}
 		}
 	}
-	expect("nothing said", map[string]string{"a.example.": own[0]})
+	expect("nothing said", map[string]string{"a.example.": own})
 	write(keyStubs, `{"Corp.Example": ["10.0.0.1", "10.0.0.2:5353"], "deep.corp.example.": ["fd00::1"]}`)
 	stubs := map[string]string{
 		"corp.example.": "10.0.0.1:53 10.0.0.2:5353", "A.CORP.example.": "10.0.0.1:53 10.0.0.2:5353", "a.deep.corp.example.": "[fd00::1]:53",
-		"xcorp.example.": own[0], "example.": own[0], ".": own[0],
+		"xcorp.example.": own, "example.": own, ".": own,
 	}
 	expect("stubs", stubs)
 	write(keyUpstreams, `["10.9.9.9"]`)
@@ -83,15 +83,15 @@ func TestFollowCustom(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := []string{"10.0.0.1:53"}
+	want := parseServers(t, "10.0.0.1:53")
 	// Files that exist before the watch starts are read; later changes arrive as events.
 	put(`["10.0.0.1"]`)
 	seen := func() bool { return slices.Equal(s.forward.custom.Load().servers("a.", nil), want) }
 	testwait.Until(t, "the change to be seen", seen)
-	testwait.Until(t, "what others answered to be forgotten", func() bool { return s.forward.cache.get(query) == nil })
+	testwait.Until(t, "what others answered to be forgotten", func() bool { return lookup(s.forward.cache, query) == nil })
 	put(`nonsense`)
 	put(`["10.0.0.2"]`)
-	want = []string{"10.0.0.2:53"}
+	want = parseServers(t, "10.0.0.2:53")
 	testwait.Until(t, "the second change to be seen", seen)
 	stop()
 	<-ended

@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"slices"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,10 +18,10 @@ import (
 // forwarder forwards queries for names outside of the cluster to upstream name servers. It is safe
 // for concurrent use.
 type forwarder struct {
-	// upstreams are the name servers of the pod's own resolv.conf, as host:port.
-	upstreams []string
+	// upstreams are the name servers of the pod's own resolv.conf.
+	upstreams []nameServer
 	// node are the name servers that the node uses now. They replace upstreams. It is nil if they are not known.
-	node    atomic.Pointer[[]string]
+	node    atomic.Pointer[[]nameServer]
 	timeout time.Duration
 	// maxInFlight limits the number of queries in flight, so that unreachable name servers cannot exhaust
 	// memory and break names of the cluster as well. Zero means no limit.
@@ -28,6 +29,10 @@ type forwarder struct {
 	inFlight    atomic.Int32
 	// custom overrides upstreams and node. It is nil without a custom configuration.
 	custom atomic.Pointer[customConfig]
+	// tls sends queries over TLS. It is nil if no name server requires that.
+	tls atomic.Pointer[tlsClient]
+	// refreshing waits for the queries that renew answers in the cache before they expire.
+	refreshing sync.WaitGroup
 	// cache caches recent answers. It may be nil.
 	cache *answerCache
 }
@@ -44,28 +49,45 @@ func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
 	return &forwarder{upstreams: upstreams, timeout: 2 * time.Second, maxInFlight: defaultMaxInFlight, cache: newAnswerCache()}, nil
 }
 
-// readUpstreams returns the name servers in a resolv.conf file, as host:port. It skips invalid and unspecified addresses,
+// setCustom applies a custom configuration.
+func (f *forwarder) setCustom(c *customConfig) {
+	old := f.tls.Swap(newTLSClient(f.timeout, c.roots)) // before a query can use a name server of c
+	f.custom.Store(c)
+	old.close()
+}
+
+// close waits for queries that renew cached answers, and closes idle connections to name servers.
+func (f *forwarder) close() {
+	f.refreshing.Wait()
+	f.tls.Load().close()
+}
+
+// readUpstreams returns the name servers in a resolv.conf file. It skips invalid and unspecified addresses,
 // and servers that lead back to this server: loopback addresses (a stub resolver on the node would be the pod's own
 // loopback) and the addresses in not. It returns an error if the file cannot be read.
-func readUpstreams(resolvConf string, not []netip.Addr) ([]string, error) {
+func readUpstreams(resolvConf string, not []netip.Addr) ([]nameServer, error) {
 	config, err := dns.ClientConfigFromFile(resolvConf)
 	if err != nil {
 		return nil, fmt.Errorf("reading the upstream name servers: %w", err)
 	}
-	var upstreams []string
+	var upstreams []nameServer
 	for _, server := range config.Servers {
 		addr, err := netip.ParseAddr(server)
 		if err != nil || addr.IsLoopback() || addr.IsUnspecified() || slices.Contains(not, addr.Unmap()) {
 			continue
 		}
-		upstreams = append(upstreams, net.JoinHostPort(server, config.Port))
+		port, err := strconv.ParseUint(config.Port, 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("reading the upstream name servers: port %s: %w", config.Port, err)
+		}
+		upstreams = append(upstreams, nameServer{addr: netip.AddrPortFrom(addr, uint16(port))})
 	}
 	return upstreams, nil
 }
 
 // nodeServers returns the name servers that the node uses: those that it uses now or, if they are not known, those that it
 // used when the pod was created.
-func (f *forwarder) nodeServers() []string {
+func (f *forwarder) nodeServers() []nameServer {
 	if now := f.node.Load(); now != nil {
 		return *now
 	}
@@ -89,7 +111,11 @@ func rcodeOf(err error) int {
 // exchange returns the answer to a query, from the cache or from an upstream name server. tcp is
 // set if the query arrived over TCP.
 func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
-	if answer := f.cache.get(query); answer != nil {
+	if answer, refresh := f.cache.get(query); answer != nil {
+		if refresh {
+			query := query.Copy()
+			f.refreshing.Go(func() { f.refresh(ctx, query, tcp) })
+		}
 		return answer, nil
 	}
 	answer, err := f.forward(ctx, query, tcp)
@@ -97,6 +123,13 @@ func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dn
 		f.cache.put(query, answer)
 	}
 	return answer, err
+}
+
+// refresh renews the cached answer to a query. After an error the answer expires as usual.
+func (f *forwarder) refresh(ctx context.Context, query *dns.Msg, tcp bool) {
+	if answer, err := f.forward(ctx, query, tcp); err == nil {
+		f.cache.put(query, answer)
+	}
 }
 
 // forward sends the query to the upstream name servers, starting with a random one, until one answers. It uses
@@ -119,22 +152,32 @@ func (f *forwarder) forward(ctx context.Context, query *dns.Msg, tcp bool) (*dns
 	first := rand.IntN(len(upstreams))
 	for i := range upstreams {
 		upstream := upstreams[(first+i)%len(upstreams)]
-		network := "udp"
-		if tcp {
-			network = "tcp"
-		}
-		client := dns.Client{Net: network, Timeout: f.timeout}
-		answer, _, err := client.ExchangeContext(ctx, query, upstream)
-		if err == nil && answer.Truncated && !tcp {
-			client.Net = "tcp"
-			if full, _, err := client.ExchangeContext(ctx, query, upstream); err == nil {
-				answer = full
-			}
-		}
+		answer, err := f.ask(ctx, query, upstream, tcp)
 		if err == nil {
 			return answer, nil
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", upstream, err))
 	}
 	return nil, errors.Join(errs...)
+}
+
+// ask sends the query to one name server and returns its answer. A truncated answer over UDP is requested again over TCP, and
+// returned as it is if that fails.
+func (f *forwarder) ask(ctx context.Context, query *dns.Msg, to nameServer, tcp bool) (*dns.Msg, error) {
+	if to.tls {
+		return f.tls.Load().exchange(ctx, query, to)
+	}
+	network := "udp"
+	if tcp {
+		network = "tcp"
+	}
+	client := dns.Client{Net: network, Timeout: f.timeout}
+	answer, _, err := client.ExchangeContext(ctx, query, to.addr.String())
+	if err == nil && answer.Truncated && !tcp {
+		client.Net = "tcp"
+		if full, _, err := client.ExchangeContext(ctx, query, to.addr.String()); err == nil {
+			answer = full
+		}
+	}
+	return answer, err
 }

@@ -23,7 +23,7 @@ func TestFollowNodeServers(t *testing.T) {
 		cfg: Config{
 			NodeResolvConf: file, NotUpstream: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, Log: slog.New(slog.DiscardHandler),
 		},
-		forward: &forwarder{upstreams: []string{"192.0.2.1:53"}, cache: newAnswerCache()},
+		forward: &forwarder{upstreams: parseServers(t, "192.0.2.1:53"), cache: newAnswerCache()},
 	}
 	query := new(dns.Msg).SetQuestion("a.example.", dns.TypeA)
 	record, _ := dns.NewRR("a.example. 60 IN A 192.0.2.9")
@@ -40,7 +40,7 @@ func TestFollowNodeServers(t *testing.T) {
 		}
 	}
 	uses := func(want ...string) func() bool {
-		return func() bool { return slices.Equal(s.forward.nodeServers(), want) }
+		return func() bool { return slices.Equal(s.forward.nodeServers(), parseServers(t, want...)) }
 	}
 	s.loadNodeServers() // the file does not exist
 	if !uses("192.0.2.1:53")() {
@@ -54,7 +54,7 @@ func TestFollowNodeServers(t *testing.T) {
 	}()
 	put("nameserver 192.0.2.2\n")
 	testwait.Until(t, "the new name server to be used", uses("192.0.2.2:53"))
-	testwait.Until(t, "the cache to be cleared", func() bool { return s.forward.cache.get(query) == nil })
+	testwait.Until(t, "the cache to be cleared", func() bool { return lookup(s.forward.cache, query) == nil })
 	put("nameserver 127.0.0.53\nnameserver 10.96.0.10\n")
 	put("nameserver 192.0.2.3\nnameserver 2001:db8::3\n")
 	testwait.Until(t, "the second change to be used", uses("192.0.2.3:53", "[2001:db8::3]:53"))

@@ -146,7 +146,7 @@ func (s *Server) Run(parent context.Context) error {
 		s.loadNodeServers() // before the first query
 		following.Go(func() { s.followNodeServers(ctx) })
 	}
-	stops = append(stops, func() { cancel(); following.Wait() })
+	stops = append(stops, func() { cancel(); following.Wait(); s.forward.close() })
 	udp, err := net.ListenPacket("udp", s.cfg.Address)
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
@@ -219,10 +219,24 @@ func (s *Server) serve(ctx context.Context, w dns.ResponseWriter, query *dns.Msg
 	}
 }
 
-// answer returns the response to a query, and the zone that answered it for metrics: the cluster domain, "." for
+// answer returns the response to a query, see resolve. If a rewrite applies to its name, another name is looked up.
+func (s *Server) answer(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, string) {
+	if custom := s.forward.custom.Load(); custom != nil && len(query.Question) == 1 {
+		if name, ok := custom.rewrites.find(query.Question[0].Name); ok {
+			changed := query.Copy()
+			changed.Question[0].Name = name
+			m, zone := s.resolve(ctx, changed, tcp)
+			restoreName(m, query, name)
+			return m, zone
+		}
+	}
+	return s.resolve(ctx, query, tcp)
+}
+
+// resolve returns the response to a query, and the zone that answered it for metrics: the cluster domain, "." for
 // upstream name servers, or "" if the query was rejected. tcp is set if the query arrived over TCP; upstream name
 // servers are then asked over TCP too.
-func (s *Server) answer(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, string) {
+func (s *Server) resolve(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, string) {
 	m := new(dns.Msg)
 	if len(query.Question) != 1 || query.Opcode != dns.OpcodeQuery {
 		return m.SetRcode(query, dns.RcodeNotImplemented), ""

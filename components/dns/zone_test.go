@@ -252,7 +252,7 @@ func TestForwards(t *testing.T) {
 	})}
 	go server.ActivateAndServe()
 	defer server.Shutdown()
-	f := &forwarder{upstreams: []string{upstream.LocalAddr().String()}, timeout: time.Minute}
+	f := &forwarder{upstreams: parseServers(t, upstream.LocalAddr().String()), timeout: time.Minute}
 	query := new(dns.Msg).SetQuestion("example.org.", dns.TypeA)
 	answer, err := f.exchange(context.Background(), query, false)
 	if err != nil || brief(answer.Answer) != "A 192.0.2.1" {
@@ -267,7 +267,7 @@ func TestBusy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	f := &forwarder{upstreams: []string{silent.LocalAddr().String()}, timeout: time.Minute, maxInFlight: 1}
+	f := &forwarder{upstreams: parseServers(t, silent.LocalAddr().String()), timeout: time.Minute, maxInFlight: 1}
 	query := new(dns.Msg).SetQuestion("example.org.", dns.TypeA)
 	ended := make(chan struct{})
 	go func() { defer close(ended); _, _ = f.exchange(t.Context(), query, false) }()
@@ -327,7 +327,7 @@ func TestUpstreamsThatLeadBackAreLeftOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(f.upstreams) != 1 || f.upstreams[0] != "192.0.2.53:53" {
+	if len(f.upstreams) != 1 || f.upstreams[0].String() != "192.0.2.53:53" {
 		t.Errorf("upstreams %v", f.upstreams)
 	}
 }
