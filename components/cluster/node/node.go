@@ -169,7 +169,8 @@ func New(cfg Config) (*Node, error) {
 	}
 	deps.ServicesReady = p.Ready()
 	enforcer, err := policy.New(policy.Config{
-		NodeName: cfg.Cluster.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, PacketFilter: cfg.PacketFilter, Log: cfg.Log.With("component", "network"),
+		NodeName: cfg.Cluster.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, Metadata: cfg.Proxy.Metadata, Dynamic: cfg.Proxy.Dynamic,
+		PacketFilter: cfg.PacketFilter, Log: cfg.Log.With("component", "network"),
 	})
 	if err != nil {
 		return nil, err

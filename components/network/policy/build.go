@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"hyperkube/internal/host/packetfilter"
 )
@@ -76,7 +77,7 @@ func build(s *State, bridge string, is6 bool) packetfilter.Chains {
 func (b *builder) set(name string, rules ...packetfilter.Rule) { b.chains[chain(name)] = rules }
 
 // pod builds the chain of a pod, whose address is ip, for one direction, and the chains of the
-// policies that select the pod. It returns the name of the pod's chain, or "" if no policy isolates
+// policies that select the pod. It returns the name of the pod's chain, or "" if no policy applies to
 // the pod in this direction.
 func (b *builder) pod(pod *Pod, ip netip.Addr, ingress bool) string {
 	var rules []packetfilter.Rule
@@ -87,6 +88,14 @@ func (b *builder) pod(pod *Pod, ip netip.Addr, ingress bool) string {
 		}
 		rules = append(rules, packetfilter.Rule{Target: b.policy(policy, ingress)})
 	}
+	if len(rules) > 0 {
+		rules = append(rules, packetfilter.Rule{Target: packetfilter.Drop})
+	} else if baseline := b.tier(policyv1alpha2.BaselineTier, pod, ingress); baseline != "" {
+		rules = append(rules, packetfilter.Rule{Target: baseline})
+	}
+	if admin := b.tier(policyv1alpha2.AdminTier, pod, ingress); admin != "" {
+		rules = slices.Insert(rules, 0, packetfilter.Rule{Target: admin})
+	}
 	if len(rules) == 0 {
 		return ""
 	}
@@ -96,7 +105,7 @@ func (b *builder) pod(pod *Pod, ip netip.Addr, ingress bool) string {
 		self = packetfilter.Rule{Dst: packetfilter.Is(ip), Target: packetfilter.Accept}
 	}
 	name := chainOf("pod", ingress, pod.Namespace, pod.Name, ip)
-	b.set(name, slices.Concat([]packetfilter.Rule{self}, rules, []packetfilter.Rule{{Target: packetfilter.Drop}})...)
+	b.set(name, slices.Insert(rules, 0, self)...)
 	return name
 }
 

@@ -43,7 +43,7 @@ func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) er
 	slices.SortFunc(have.ips, netip.Addr.Compare)
 	known, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
-	if !cache.WaitFor(known, "", e.synced) {
+	if !cache.WaitFor(known, "", e.synced...) {
 		if ctx.Err() == nil {
 			e.cfg.Log.Warn("network policies are not known because the API server does not respond; pod starts without policies, they are enforced as soon as the API server responds", "pod", pod.Namespace+"/"+pod.Name)
 		}
@@ -77,9 +77,10 @@ func (e *Enforcer) Forget(pod types.UID) {
 	delete(e.expected, pod)
 }
 
-// selected reports whether any policy selects a pod.
+// selected reports whether any policy selects a pod. With a ClusterNetworkPolicy it returns true, because the labels of the
+// namespace may not be known yet.
 func (e *Enforcer) selected(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(e.policies.GetStore().List(), func(obj any) bool {
+	return len(e.cluster.list()) > 0 || slices.ContainsFunc(e.policies.GetStore().List(), func(obj any) bool {
 		p, ok := obj.(*networkingv1.NetworkPolicy)
 		return ok && p.Namespace == pod.Namespace && selector(&p.Spec.PodSelector).Matches(labels.Set(pod.Labels))
 	})

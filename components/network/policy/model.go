@@ -1,13 +1,15 @@
-// Package policy enforces NetworkPolicies for the pods of one node with packet filter rules.
+// Package policy enforces NetworkPolicies and ClusterNetworkPolicies for the pods of one node with packet filter rules.
 //
 // A packet to or from the node's pods traverses these chains:
 //
 //	HK-POLICY      jumps to HK-NP-OUT for packets from or to the pods' bridge
 //	HK-NP-OUT      accepts packets of established connections; sends packets of pods
 //	               that are isolated for egress to the pod's chain, and all others to HK-NP-IN
-//	  pod's chain  accepts traffic of the pod to itself; jumps to the chains of the
-//	               policies that select it, which send allowed packets to HK-NP-IN;
-//	               drops all others
+//	  pod's chain  accepts traffic of the pod to itself; jumps to the chain of the
+//	               ClusterNetworkPolicies of the tier Admin that select it; jumps to
+//	               the chains of the NetworkPolicies that select it, which send allowed
+//	               packets to HK-NP-IN, and drops all others; without such
+//	               NetworkPolicies it jumps to the chain of the tier Baseline
 //	HK-NP-IN       does the same for ingress, but accepts allowed packets
 //
 // So each direction is checked once, without packet marks. The chains are in the mangle table,
@@ -18,6 +20,7 @@
 // always allowed.
 //
 // https://kubernetes.io/docs/concepts/services-networking/network-policies/
+// https://network-policy-api.sigs.k8s.io/
 package policy
 
 import (
@@ -30,6 +33,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"hyperkube/internal/pod/podutil"
 )
@@ -123,6 +127,8 @@ type State struct {
 	Namespaces map[string]labels.Set
 	// Policies in the order in which their rules are written.
 	Policies []*networkingv1.NetworkPolicy
+	// ClusterPolicies by precedence within their tiers.
+	ClusterPolicies []*policyv1alpha2.ClusterNetworkPolicy
 }
 
 // selector converts a label selector of a policy. An invalid selector matches nothing.

@@ -17,7 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/internal/base/broadcast"
@@ -33,19 +35,24 @@ type Config struct {
 	// Informers is the factory of the informers of policies, which the caller starts, and of pods and
 	// namespaces, which the Enforcer starts when the first policy exists.
 	Informers informers.SharedInformerFactory
+	// Metadata and Dynamic read ClusterNetworkPolicies, while their CustomResourceDefinition exists. If one is nil, there
+	// are none.
+	Metadata metadata.Interface
+	Dynamic  dynamic.Interface
 	// PacketFilter is how rules are written. Empty means packetfilter.IPTables.
 	PacketFilter packetfilter.Mode
 	// Log receives warnings. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// Enforcer keeps this node's packet filter rules in sync with the NetworkPolicies, pods and namespaces
-// of the cluster.
+// Enforcer keeps this node's packet filter rules in sync with the NetworkPolicies, ClusterNetworkPolicies, pods and
+// namespaces of the cluster.
 type Enforcer struct {
 	cfg      Config
 	policies cache.SharedIndexInformer
-	synced   cache.DoneChecker
-	dirty    chan struct{} // buffered: holds one element after a change
+	synced   []cache.DoneChecker
+	cluster  *clusterPolicies // nil if ClusterNetworkPolicies cannot be read
+	dirty    chan struct{}    // buffered: holds one element after a change
 	writer   *packetfilter.Writer
 
 	// Used only by the goroutine of Run.
@@ -78,7 +85,13 @@ func New(cfg Config) (*Enforcer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("network policies: adding event handler: %w", err)
 	}
-	e.synced = registration.HasSyncedChecker()
+	e.synced = []cache.DoneChecker{registration.HasSyncedChecker()}
+	if cfg.Metadata != nil && cfg.Dynamic != nil {
+		if e.cluster, err = newClusterPolicies(cfg.Metadata, cfg.Dynamic, func() { e.triggerSync(nil) }); err != nil {
+			return nil, fmt.Errorf("network policies: %w", err)
+		}
+		e.synced = append(e.synced, e.cluster)
+	}
 	return e, nil
 }
 
@@ -122,15 +135,18 @@ const (
 // Run maintains the rules until ctx is canceled. It logs failures and retries, and returns no
 // error. The rules stay in place afterwards.
 func (e *Enforcer) Run(ctx context.Context) error {
-	if !cache.WaitFor(ctx, "", e.synced) {
-		return nil
-	}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if e.cluster != nil {
+		watching.Go(func() { e.cluster.run(ctx) })
+	}
+	if !cache.WaitFor(ctx, "", e.synced...) {
+		return nil
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	suspect := make(chan struct{}, 1)
 	guarded := false
 	for {
@@ -145,7 +161,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 			}
 			e.cfg.Log.Info("rules of network policies are missing, changed or unreadable, probably because of another program; policies may not have been enforced; writing the rules again now")
 		}
-		if !guarded && len(e.policies.GetStore().ListKeys()) > 0 {
+		if !guarded && len(e.policies.GetStore().ListKeys())+len(e.cluster.list()) > 0 {
 			guarded = true
 			watching.Go(func() { e.writer.Run(ctx, suspect) })
 		}
@@ -167,7 +183,8 @@ func (e *Enforcer) sync(ctx context.Context) error {
 			state.Policies = append(state.Policies, p)
 		}
 	}
-	if len(state.Policies) > 0 {
+	state.ClusterPolicies = e.cluster.list()
+	if len(state.Policies)+len(state.ClusterPolicies) > 0 {
 		if err := e.startInformers(ctx); err != nil {
 			return err
 		}

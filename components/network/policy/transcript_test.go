@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/internal/host/packetfilter"
@@ -24,8 +26,10 @@ import (
 //	namespace NAME KEY=VALUE...
 //	pod NAMESPACE/NAME ADDRESS... KEY=VALUE... port:NAME=[PROTOCOL/]NUMBER... [elsewhere]
 //	policy NAMESPACE/NAME SPEC
+//	cluster NAME SPEC
 //
-// A pod runs on this node unless it is elsewhere. SPEC is YAML of a NetworkPolicySpec in one line.
+// A pod runs on this node unless it is elsewhere. SPEC is YAML of a NetworkPolicySpec, or of a ClusterNetworkPolicySpec, in one
+// line.
 func TestTranscript(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -61,10 +65,18 @@ func parseState(t *testing.T, input string) *State {
 				t.Fatalf("%s: %v", line, err)
 			}
 			s.Policies = append(s.Policies, p)
+		case "cluster":
+			p := &policyv1alpha2.ClusterNetworkPolicy{}
+			p.Name = name
+			if err := yaml.Unmarshal([]byte(rest), &p.Spec); err != nil { // not strict, for fields of later versions
+				t.Fatalf("%s: %v", line, err)
+			}
+			s.ClusterPolicies = append(s.ClusterPolicies, p)
 		default:
 			t.Fatalf("unknown line %q", line)
 		}
 	}
+	slices.SortFunc(s.ClusterPolicies, compareClusterPolicies)
 	return s
 }
 
