@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
-	"hyperkube/manifests/gatewayapi"
+	"hyperkube/manifests/definitions"
 )
 
 //go:embed addons/*.yaml controlplane/*.yaml
@@ -52,8 +52,9 @@ type Addon struct {
 // Addons returns all add-ons, in the order in which `hyperkube addon list` prints them.
 func Addons() []Addon {
 	return []Addon{
+		{Name: "cluster-network-policy", Description: "Network policies for the whole cluster", Definitions: definitions.ClusterNetworkPolicy},
 		{Name: "dns", Description: "Cluster DNS", Default: true},
-		{Name: "gateway", Description: "Gateway API and Ingress", Definitions: gatewayapi.Definitions},
+		{Name: "gateway", Description: "Gateway API and Ingress", Definitions: definitions.Gateway},
 		{Name: "local-path", Description: "Default StorageClass: volumes in directories of the nodes", Default: true},
 		{Name: "metrics", Description: "Resource metrics for kubectl top and autoscaling", Default: true, APIService: "v1beta1.metrics.k8s.io"},
 		{Name: "network", Description: "Permissions of the pod network", Default: true, Required: "the pod network of every node needs its permissions to apply network policies"},
@@ -85,8 +86,8 @@ func (a Addon) Objects(v Values) ([]*unstructured.Unstructured, error) {
 	if err != nil || a.Definitions == nil {
 		return objects, err
 	}
-	definitions, err := a.Definitions()
-	return append(definitions, objects...), err
+	list, err := a.Definitions()
+	return append(list, objects...), err
 }
 
 // render returns the objects in the embedded manifest name, a template that is executed with

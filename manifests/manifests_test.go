@@ -48,7 +48,7 @@ func TestAddons(t *testing.T) {
 	if err != nil || len(files) != len(Addons()) {
 		t.Errorf("%d files, %d add-ons, %v", len(files), len(Addons()), err)
 	}
-	if _, err := FindAddon("dsn"); err == nil || !strings.Contains(err.Error(), "available add-ons are: dns, gateway, local-path, metrics, network") {
+	if _, err := FindAddon("dsn"); err == nil || !strings.Contains(err.Error(), "available add-ons are: cluster-network-policy, dns, gateway, local-path, metrics, network") {
 		t.Errorf("unknown name: %v", err)
 	}
 }

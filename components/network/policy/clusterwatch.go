@@ -109,12 +109,12 @@ func (c *clusterPolicies) run(ctx context.Context) {
 func (c *clusterPolicies) start(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	policies := c.dynamic.Resource(clusterPolicyResource)
-	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return policies.List(ctx, o) },
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			return policies.Watch(ctx, o)
 		},
-	}, &unstructured.Unstructured{}, 0, cache.Indexers{})
+	}, c.dynamic), &unstructured.Unstructured{}, 0, cache.Indexers{})
 	failed := make(chan struct{}, 1)
 	// These return errors only after the start of the informer.
 	_ = informer.SetTransform(toClusterPolicy)

@@ -1,5 +1,5 @@
-// Gateway-crds writes the CustomResourceDefinitions of the standard channel of the Gateway API, in the version of the
-// required module, to a file: one JSON document per line, compressed with zstd.
+// Definitions writes the CustomResourceDefinitions of a required module to a file: one JSON document per line, compressed
+// with zstd. PATTERN matches their files in the module.
 package main
 
 import (
@@ -14,27 +14,27 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: gateway-crds FILE")
+	if len(os.Args) != 4 {
+		fmt.Fprintln(os.Stderr, "usage: definitions MODULE PATTERN FILE")
 		os.Exit(2)
 	}
-	data, err := definitions()
+	data, err := definitions(os.Args[1], os.Args[2])
 	if err == nil {
-		err = os.WriteFile(os.Args[1], data, 0o644)
+		err = os.WriteFile(os.Args[3], data, 0o644)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "gateway-crds:", err)
+		fmt.Fprintln(os.Stderr, "definitions:", err)
 		os.Exit(1)
 	}
 }
 
-// definitions returns the compressed definitions.
-func definitions() ([]byte, error) {
-	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/gateway-api").Output()
+// definitions returns the compressed definitions in the files of a module that match pattern.
+func definitions(module, pattern string) ([]byte, error) {
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
 	if err != nil {
-		return nil, fmt.Errorf("finding the module of the Gateway API: %w", err)
+		return nil, fmt.Errorf("finding the module %s: %w", module, err)
 	}
-	files, err := filepath.Glob(filepath.Join(string(bytes.TrimSpace(dir)), "config/crd/standard/gateway.networking.k8s.io_*s.yaml"))
+	files, err := filepath.Glob(filepath.Join(string(bytes.TrimSpace(dir)), pattern))
 	if err != nil {
 		return nil, err
 	}
