@@ -20,6 +20,7 @@ import (
 	"hyperkube/components/cluster"
 	"hyperkube/components/cni"
 	"hyperkube/components/controllers"
+	"hyperkube/components/dashboard"
 	"hyperkube/components/dns"
 	"hyperkube/components/etcd"
 	"hyperkube/components/etcdctl"
@@ -77,7 +78,7 @@ func components() []component {
 	for _, command := range cluster.Commands() {
 		list = append(list, component{names: []string{command.Name}, short: command.Short, command: command.New, ofCluster: true})
 	}
-	return list
+	return append(list, component{names: []string{"dashboard"}, short: "Open a dashboard of a cluster in the browser", command: dashboard.NewCommand, ofCluster: true})
 }
 
 // run runs the component or command that args select: by the name of the program, args[0], or else by the first
