@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -178,6 +180,45 @@ func licensesOf(root, dir string) ([]licenseText, error) {
 		}
 		dir = filepath.Dir(dir)
 	}
+}
+
+// bundleLicenses is the directory with the licenses of the npm packages whose code the dashboard's page contains. It has a
+// directory NAME@VERSION for each package.
+const bundleLicenses = "components/dashboard/bundle/licenses"
+
+// bundledPackages returns the npm packages in dir, a directory such as bundleLicenses.
+func bundledPackages(dir string) ([]component, error) {
+	found := map[string]component{}
+	err := filepath.WalkDir(dir, func(file string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		relative, err := filepath.Rel(dir, file)
+		if err != nil {
+			return err
+		}
+		full, text := path.Split(filepath.ToSlash(relative))
+		full = strings.TrimSuffix(full, "/")
+		at := strings.LastIndex(full, "@")
+		if at <= 0 {
+			return fmt.Errorf("%s is not in a directory NAME@VERSION", file)
+		}
+		c, ok := found[full]
+		if !ok {
+			c = component{name: full[:at], version: full[at+1:], purl: "pkg:npm/" + strings.Replace(full, "@", "%40", strings.Count(full, "@")-1)}
+		}
+		c.licenses = append(c.licenses, licenseText{name: text, file: file})
+		found[full] = c
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing the npm packages of the dashboard: %w", err)
+	}
+	var all []component
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		all = append(all, found[name])
+	}
+	return all, nil
 }
 
 // standardLibrary returns the Go standard library of this machine as a component. version is the Go

@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"slices"
 	"strings"
 	"time"
 )
@@ -133,7 +134,11 @@ func (c config) release(ctx context.Context, t target) error {
 	if err != nil {
 		return err
 	}
-	components := append(modules, libraries...)
+	packages, err := bundledPackages(bundleLicenses)
+	if err != nil {
+		return err
+	}
+	components := slices.Concat(modules, packages, libraries)
 	tree, err := c.installTree(ctx, t, components)
 	if err != nil {
 		return err
