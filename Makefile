@@ -31,7 +31,7 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e e2e-vm gateway-conformance upgrade-test fuzz vulncheck lint generate bench bench-scale install clean runtime release release-test
+.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance upgrade-test fuzz vulncheck lint generate bench bench-scale install clean runtime release release-test
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,7 +59,7 @@ test: build ## check formatting, vet, lint, then run unit and e2e tests
 	@scripts/check-format
 	go vet ./...
 	$(RUNTIME_GO) vet -tags seccomp ./components/runtime/...
-	$(MAKE) --no-print-directory lint unit e2e
+	$(MAKE) --no-print-directory lint unit e2e e2e-browser RUN=TestSmoke
 
 unit: ## unit tests, the concurrent packages under the race detector
 	h2spec=$$(scripts/h2spec) && HYPERKUBE_H2SPEC=$$h2spec go test -timeout 30m $$(go list ./... | grep -v /components/runtime)
@@ -71,6 +71,13 @@ e2e: build ## run e2e tests of clusters on this machine; needs root
 
 e2e-vm: build ## run the tests of e2e/vm in a virtual machine, IMAGE=bookworm; RUN=REGEXP selects tests, also of e2e; needs root
 	$(SUDO) env "PATH=$$PATH" VM_IMAGE=$(or $(IMAGE),bookworm) scripts/vm/run-tests '$(or $(RUN),.)'
+
+e2e-browser: build ## run the tests of the dashboard in headless Chromium; RUN=REGEXP selects tests; needs root
+	@scripts/setup browser
+	cd e2e/browser && $(SUDO) env "PATH=$$PATH" HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 20m -v -run '$(or $(RUN),.)' .
+
+check-bundle: ## report whether the committed page of the dashboard is the one that its sources produce; needs npm
+	cd components/dashboard/web && go run . -check
 
 gateway-conformance: build ## run the conformance suite of the Gateway API against the cluster of $KUBECONFIG with the add-on gateway; FLAGS=… are flags of the suite
 	cd e2e/gatewayconformance && HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 30m -v . --gateway-class=hyperkube-internal $(FLAGS)
@@ -87,7 +94,7 @@ vulncheck: build ## check for known vulnerabilities; VULNDB=URL selects another 
 lint: ## run golangci-lint (pinned version)
 	@scripts/lint
 
-generate: ## regenerate generated files
+generate: ## regenerate generated files; the page of the dashboard needs npm
 	go generate ./...
 
 bench: build ## run the benchmarks of docs/development/performance.md
