@@ -157,7 +157,7 @@ func newTab(t *testing.T, url string) *tab {
 				b.problems = append(b.problems, e.Entry.Text+" "+e.Entry.URL)
 			}
 		case *cdpruntime.EventExceptionThrown:
-			b.problems = append(b.problems, e.ExceptionDetails.Text + " " + describe(e.ExceptionDetails.Exception))
+			b.problems = append(b.problems, e.ExceptionDetails.Text+" "+describe(e.ExceptionDetails.Exception))
 		case *network.EventRequestWillBeSent:
 			if !strings.HasPrefix(e.Request.URL, b.url) && !strings.HasPrefix(e.Request.URL, "data:") && !strings.HasPrefix(e.Request.URL, "blob:") {
 				b.problems = append(b.problems, "a request to another host: "+e.Request.URL)

@@ -137,6 +137,7 @@ func TestPages(t *testing.T) {
 		{"secret", "/r/core/v1/secrets/default/login", "password"},
 		{"create", "/create", "Apply"},
 		{"access", "/access", "You are"},
+		{"health", "/health", "The API server is ready"},
 		{"types", "/types", "Lease"},
 		{"missing", "/r/core/v1/pods/default/none", "does not exist"},
 		{"unknown", "/r/none/v1/none", "does not serve"},

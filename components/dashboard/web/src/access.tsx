@@ -24,7 +24,7 @@ export function AccessPage({ namespace }: { namespace: string }) {
       <WhoCan namespace={ns} />
       <h2>What you can do in namespace {ns}</h2>
       {rules.error ? <Problem error={rules.error} onRetry={rules.reload} /> : !rules.value ? <Loading /> : (
-        <div class="scroll">
+        <div class="scroll" tabIndex={0}>
           <table class="simple">
             <thead><tr><th>Resources</th><th>Groups</th><th>Verbs</th><th>Names</th></tr></thead>
             <tbody>{list.map((r, i) => <tr key={i}><td>{r.resources?.join(", ")}</td><td>{r.apiGroups?.map((g) => g || "core").join(", ")}</td><td>{r.verbs.join(", ")}</td><td>{r.resourceNames?.join(", ")}</td></tr>)}</tbody>
@@ -86,7 +86,7 @@ function WhoCan({ namespace }: { namespace: string }) {
       </form>
       {error ? <Problem error={error} /> : null}
       {result && (result.length === 0 ? <p>RBAC grants it to no subject.</p> : (
-        <div class="scroll">
+        <div class="scroll" tabIndex={0}>
           <table class="simple">
             <thead><tr><th>Subject</th><th>Kind</th><th>Through</th></tr></thead>
             <tbody>{result.map((s, i) => <tr key={i}><td>{s.namespace && s.namespace + "/"}{s.name}</td><td>{s.kind}</td><td>{s.through}</td></tr>)}</tbody>

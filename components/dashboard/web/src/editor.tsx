@@ -45,7 +45,7 @@ export function Editor({ text, onChange, label }: { text: string; onChange: (tex
           common, history(), bracketMatching(), closeBrackets(), indentOnInput(), indentUnit.of("  "), highlightActiveLine(), autocompletion(),
           // Escape and then Tab leave the editor.
           keymap.of([...defaultKeymap, ...historyKeymap, ...searchKeymap, indentWithTab]),
-          EditorView.contentAttributes.of({ "aria-label": label }),
+          EditorView.contentAttributes.of({ "aria-label": label, tabindex: "0" }),
           EditorView.updateListener.of((u) => u.docChanged && onChange(u.state.doc.toString())),
         ],
       }),

@@ -61,7 +61,7 @@ export function ObjectPage({ resource, all, namespace, name, route }: Props) {
       {shown && (
         <>
           <Tabs tabs={tabs} active={tab} onSelect={(id) => setQuery({ tab: id === "summary" ? "" : id, attach: "" })} />
-          <div id="panel" role="tabpanel" aria-labelledby={"tab-" + tab} class="panel" tabIndex={tab === "summary" ? 0 : -1}>
+          <div id="panel" role="tabpanel" aria-labelledby={"tab-" + tab} class="panel" tabIndex={0}>
             {tab === "summary" && <Summary resource={resource} all={all} object={shown} />}
             {tab === "yaml" && <Lazy load={() => import("./yaml")} render={(m) => <m.YamlTab path={path} version={shown.metadata.resourceVersion} />} />}
             {tab === "events" && <Events all={all} object={shown} kind={resource.kind} />}
@@ -215,7 +215,7 @@ function Containers({ pod }: { pod: any }) {
   return (
     <section>
       <h2>Containers</h2>
-      <div class="scroll">
+      <div class="scroll" tabIndex={0}>
         <table class="simple">
           <thead><tr><th>Name</th><th>State</th><th>Restarts</th><th>Image</th><th>Requests</th><th>Limits</th><th>Ports</th></tr></thead>
           <tbody>
@@ -257,7 +257,7 @@ function Conditions({ list }: { list: any[] }) {
   return (
     <section>
       <h2>Conditions</h2>
-      <div class="scroll">
+      <div class="scroll" tabIndex={0}>
         <table class="simple">
           <thead><tr><th>Type</th><th>Status</th><th>Reason</th><th>Message</th><th>Since</th></tr></thead>
           <tbody>{list.map((c) => <tr key={c.type}><td>{c.type}</td><td>{c.status}</td><td>{c.reason}</td><td>{c.message}</td><td><Age time={c.lastTransitionTime} /></td></tr>)}</tbody>
@@ -345,7 +345,7 @@ function Events({ all, object, kind }: { all: Resource[]; object: any; kind: str
   if (!data.synced) return <Loading />;
   if (list.length === 0) return <p class="empty">There are no events. The cluster deletes events after about an hour.</p>;
   return (
-    <div class="scroll">
+    <div class="scroll" tabIndex={0}>
       <table class="simple">
         <thead><tr><th>Last seen</th><th>Type</th><th>Reason</th><th>Message</th><th>Count</th><th>From</th></tr></thead>
         <tbody>
