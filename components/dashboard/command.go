@@ -31,6 +31,7 @@ The URL logs in one browser; run the command again for another one.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
+	cmd.AddCommand(newServe())
 	f := cmd.Flags()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file. If empty, $KUBECONFIG and then ~/.kube/config is used.")
 	f.StringVar(&o.context, "context", "", "Context of the kubeconfig. If empty, the current context is used.")

@@ -24,6 +24,7 @@ import (
 	"hyperkube/components/dashboard/bundle"
 	"hyperkube/components/dashboard/stream"
 	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/serving/tlsdefaults"
 )
 
 // sessionLifetime is the lifetime of sessions of users who have logged in with a token.
@@ -118,7 +119,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if s.cfg.Certificate != nil {
 		// WebSockets require HTTP/1.1.
 		listener = tls.NewListener(listener, &tls.Config{
-			Certificates: []tls.Certificate{*s.cfg.Certificate}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+			Certificates: []tls.Certificate{*s.cfg.Certificate}, MinVersion: tls.VersionTLS12, CipherSuites: tlsdefaults.CipherSuites(), NextProtos: []string{"http/1.1"},
 		})
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
