@@ -24,6 +24,7 @@ func TestAddons(t *testing.T) {
 		return out
 	}
 	for name, want := range map[string]string{
+		"dashboard":  "Deployment Service ServiceAccount",
 		"dns":        "ClusterRole ClusterRoleBinding Deployment Service ServiceAccount",
 		"gateway":    "ClusterRole ClusterRoleBinding" + strings.Repeat(" CustomResourceDefinition", 10) + " DaemonSet GatewayClass GatewayClass GatewayClass IngressClass Role RoleBinding ServiceAccount",
 		"local-path": "StorageClass",
@@ -48,7 +49,7 @@ func TestAddons(t *testing.T) {
 	if err != nil || len(files) != len(Addons()) {
 		t.Errorf("%d files, %d add-ons, %v", len(files), len(Addons()), err)
 	}
-	if _, err := FindAddon("dsn"); err == nil || !strings.Contains(err.Error(), "available add-ons are: cluster-network-policy, dns, gateway, local-path, metrics, network") {
+	if _, err := FindAddon("dsn"); err == nil || !strings.Contains(err.Error(), "available add-ons are: cluster-network-policy, dashboard, dns, gateway, local-path, metrics, network") {
 		t.Errorf("unknown name: %v", err)
 	}
 }
