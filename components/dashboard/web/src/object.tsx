@@ -128,6 +128,7 @@ function Summary({ resource, all, object }: { resource: Resource; all: Resource[
         {m.finalizers && <Fact name="Finalizers">{m.finalizers.join(", ")}</Fact>}
       </dl>
       {isPod && <Containers pod={object} />}
+      {isPod && <Timeline pod={object} />}
       {object.status?.conditions && <Conditions list={object.status.conditions} />}
       {isNode && podResource && <Related title="Pods" resource={podResource} fields={"spec.nodeName=" + m.name} namespace="" />}
       {resource.kind === "Deployment" && setResource && selector && <Related title="Replica sets" resource={setResource} labels={selector} namespace={m.namespace} />}
@@ -233,6 +234,61 @@ function Containers({ pod }: { pod: any }) {
           </tbody>
         </table>
       </div>
+    </section>
+  );
+}
+
+interface Step {
+  name: string;
+  from: number;
+  to: number;
+}
+
+/** steps returns what happened between the creation of a pod and its readiness, as far as the pod reports it. */
+function steps(pod: any): Step[] {
+  const condition = (type: string) => {
+    const c = pod.status?.conditions?.find((one: any) => one.type === type && one.status === "True");
+    return c && Date.parse(c.lastTransitionTime);
+  };
+  const list: Step[] = [];
+  let at = Date.parse(pod.metadata.creationTimestamp);
+  const step = (name: string, to: number | undefined) => {
+    if (!to || to < at) return;
+    list.push({ name, from: at, to });
+    at = to;
+  };
+  step("Scheduled", condition("PodScheduled"));
+  step("Sandbox and volumes ready", condition("PodReadyToStartContainers"));
+  for (const s of pod.status?.initContainerStatuses ?? []) {
+    if (s.state?.terminated) step(`Init container ${s.name} completed`, Date.parse(s.state.terminated.finishedAt));
+  }
+  const started = (pod.status?.containerStatuses ?? []).map((s: any) => Date.parse(s.state?.running?.startedAt ?? s.state?.terminated?.startedAt ?? ""));
+  if (started.length > 0 && !started.some(Number.isNaN)) step("Containers started", Math.max(...started));
+  step("Ready", condition("Ready"));
+  return list;
+}
+
+/** Timeline shows how long a pod took to become ready. */
+function Timeline({ pod }: { pod: any }) {
+  const list = steps(pod);
+  if (list.length === 0) return null;
+  const begin = list[0].from;
+  const total = Math.max(1, list[list.length - 1].to - begin);
+  return (
+    <section>
+      <h2>Timeline <span class="muted">from the creation</span></h2>
+      <table class="simple timeline">
+        <thead><tr><th>Step</th><th>After</th><th>Duration</th><th><span class="hidden">Bar</span></th></tr></thead>
+        <tbody>
+          {list.map((s) => (
+            <tr key={s.name}>
+              <td>{s.name}</td><td>{(s.to - begin) / 1000} s</td><td>{(s.to - s.from) / 1000} s</td>
+              <td><span class="span" style={{ marginLeft: `${(100 * (s.from - begin)) / total}%`, width: `max(3px, ${(100 * (s.to - s.from)) / total}%)` }} /></td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p class="muted">The API server stores times in whole seconds. Restarts move the start of containers.</p>
     </section>
   );
 }
