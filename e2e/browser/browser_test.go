@@ -138,10 +138,11 @@ func serve(t *testing.T, args ...string) string {
 	return found
 }
 
-// newTab starts a browser and opens a URL.
-func newTab(t *testing.T, url string) *tab {
+// newTab starts a browser with more options and opens a URL.
+func newTab(t *testing.T, url string, more ...chromedp.ExecAllocatorOption) *tab {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, chromedp.WindowSize(1280, 800), chromedp.Flag("lang", "en"))
+	options = append(options, more...)
 	allocator, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(cancel)
 	ctx, cancel := chromedp.NewContext(allocator)

@@ -1,4 +1,4 @@
-// Package browser tests the dashboard in headless Chromium, against a cluster in namespaces of its own:
+// Package browser tests the dashboard in headless Chromium, against a cluster in separate namespaces:
 //
 //	make e2e-browser
 package browser
