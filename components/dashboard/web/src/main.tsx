@@ -7,6 +7,7 @@ import { forgetResources, ofKind, pagePath, resources, type Resource } from "./d
 import { ListPage } from "./list";
 import { ObjectPage } from "./object";
 import { Overview } from "./overview";
+import { HealthPage } from "./health";
 import { interceptLinks, navigate, useRoute } from "./router";
 import "./sheet";
 import { stream, useWatch } from "./stream";
@@ -158,6 +159,7 @@ function Shell({ session }: { session?: Session }) {
         ))}
         <section>
           <h2>More</h2>
+          <NavLink href="/health" path={path === "health"}>Control plane health</NavLink>
           <NavLink href="/access" path={path === "access"}>Access review</NavLink>
           <NavLink href="/types" path={path === "types"}>All types</NavLink>
         </section>
@@ -179,6 +181,7 @@ function Content({ route, all, namespace }: { route: ReturnType<typeof useRoute>
   const [kind, group, version, plural, ns, name] = route.parts;
   if (!kind) return <Overview namespace={namespace} />;
   if (kind === "create") return <CreatePage namespace={namespace} onCreated={forgetResources} />;
+  if (kind === "health") return <HealthPage />;
   if (kind === "access") return <AccessPage namespace={namespace} />;
   if (!all) return <Loading rows={12} />;
   if (kind === "types") return <Types all={all} />;
@@ -268,7 +271,7 @@ function Palette({ all, onClose }: { all: Resource[]; onClose: () => void }) {
   const [word, setWord] = useState("");
   const [active, setActive] = useState(0);
   const entries = useMemo(() => {
-    const pages = [["Overview", "/"], ["Create from file", "/create"], ["Access review", "/access"], ["All types", "/types"]].map(([label, href]) => ({ label, href, detail: "page", words: label }));
+    const pages = [["Overview", "/"], ["Create from file", "/create"], ["Control plane health", "/health"], ["Access review", "/access"], ["All types", "/types"]].map(([label, href]) => ({ label, href, detail: "page", words: label }));
     const types = all.map((r) => ({ label: r.kind, href: pagePath(r), detail: r.group || "core", words: [r.kind, r.plural, ...r.shortNames].join(" ") }));
     const w = word.toLowerCase();
     const exact = (t: { words: string }) => (t.words.toLowerCase().split(" ").includes(w) ? 0 : t.words.toLowerCase().startsWith(w) ? 1 : 2);
