@@ -1,4 +1,5 @@
 // The overview: nodes with their pods, capacity, and problems.
+import { Component } from "preact";
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get } from "./api";
 import { nodes as nodeType, pageOf, pagePath, pods as podType, collectionPath } from "./discovery";
@@ -169,39 +170,56 @@ const perRow = Math.floor((cardWidth - 24) / size);
 /** NodeGrid shows a card for each node. It renders only those that are visible. */
 function NodeGrid({ nodes }: { nodes: NodeView[] }) {
   const root = useRef<HTMLDivElement>(null);
-  const [view, setView] = useState({ top: 0, height: 800, width: 1000 });
+  const [width, setWidth] = useState(1000);
+  const [range, setRange] = useState({ first: 0, last: 8 });
+  const perLine = Math.max(1, Math.floor((width + 12) / (cardWidth + 12)));
+  // All cards have the height of the fullest one, so that the position of each is known.
+  const most = useMemo(() => nodes.reduce((m, n) => Math.max(m, n.tiles.length), 1), [nodes]);
+  const height = 68 + Math.ceil(most / perRow) * size + 12;
+  const lines = Math.ceil(nodes.length / perLine);
   useLayoutEffect(() => {
     const scroller = root.current!.closest("main")!;
-    const measure = () =>
-      setView({
-        top: scroller.getBoundingClientRect().top - root.current!.getBoundingClientRect().top,
-        height: scroller.clientHeight,
-        width: root.current!.clientWidth,
-      });
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(root.current!);
+    // Scrolling renders only when other lines become visible.
+    const measure = () => {
+      const top = scroller.scrollTop - root.current!.offsetTop;
+      const first = Math.max(0, Math.floor(top / height) - 2);
+      const last = Math.ceil((top + scroller.clientHeight) / height) + 2;
+      setRange((r) => (r.first === first && r.last === last ? r : { first, last }));
+    };
+    const resize = () => {
+      setWidth(root.current!.clientWidth);
+      measure();
+    };
+    resize();
+    const observer = new ResizeObserver(resize);
+    observer.observe(root.current!.closest(".page")!);
     observer.observe(scroller);
     scroller.addEventListener("scroll", measure, { passive: true });
     return () => {
       observer.disconnect();
       scroller.removeEventListener("scroll", measure);
     };
-  }, []);
-  const perLine = Math.max(1, Math.floor((view.width + 12) / (cardWidth + 12)));
-  // All cards have the height of the fullest one, so that the position of each is known.
-  const most = useMemo(() => nodes.reduce((m, n) => Math.max(m, n.tiles.length), 1), [nodes]);
-  const height = 68 + Math.ceil(most / perRow) * size + 12;
-  const lines = Math.ceil(nodes.length / perLine);
-  const first = Math.max(0, Math.floor(view.top / height) - 1);
-  const last = Math.min(lines, Math.ceil((view.top + view.height) / height) + 1);
+  }, [height]);
+  const first = Math.min(range.first, lines);
+  const last = Math.max(first, Math.min(range.last, lines));
   return (
     <div class="nodes" ref={root} style={{ height: lines * height + "px" }}>
       <ul style={{ top: first * height + "px" }}>
-        {nodes.slice(first * perLine, last * perLine).map((n) => <NodeCard key={n.name} node={n} height={height - 12} />)}
+        {nodes.slice(first * perLine, last * perLine).map((n) => <PureCard key={n.name} node={n} height={height - 12} />)}
       </ul>
     </div>
   );
+}
+
+/** PureCard renders the card of a node only when the node changes. */
+class PureCard extends Component<{ node: NodeView; height: number }> {
+  override shouldComponentUpdate(next: { node: NodeView; height: number }): boolean {
+    return next.node !== this.props.node || next.height !== this.props.height;
+  }
+
+  render() {
+    return <NodeCard {...this.props} />;
+  }
 }
 
 function NodeCard({ node, height }: { node: NodeView; height: number }) {

@@ -37,7 +37,7 @@ export function Table<T>(p: Props<T>) {
   const { rows, columns } = p;
   useLayoutEffect(() => {
     const el = body.current!;
-    const measure = () => setView({ top: el.scrollTop, height: el.clientHeight });
+    const measure = () => setView((v) => scrolled(el, v));
     measure();
     const observer = new ResizeObserver(measure);
     observer.observe(el);
@@ -87,7 +87,7 @@ export function Table<T>(p: Props<T>) {
     <div
       class="table" role="grid" aria-label={p.label} aria-rowcount={rows.length + 1} aria-colcount={columns.length} tabIndex={0}
       aria-activedescendant={rows.length ? `row-${active}` : undefined} ref={body} onKeyDown={onKey}
-      onScroll={() => setView({ top: body.current!.scrollTop, height: body.current!.clientHeight })}
+      onScroll={() => setView((v) => scrolled(body.current!, v))}
       style={p.height ? { maxHeight: p.height + "px" } : undefined}
     >
       <div class="thead" role="row" aria-rowindex={1} style={{ gridTemplateColumns: columnsStyle }}>
@@ -141,6 +141,13 @@ export function Table<T>(p: Props<T>) {
       </div>
     </div>
   );
+}
+
+/** scrolled returns the visible part of an element, or the previous one until it has moved by some rows, so that scrolling does not render for each pixel. */
+function scrolled(el: HTMLElement, before: { top: number; height: number }) {
+  const step = rowHeight * 4;
+  const top = Math.floor(el.scrollTop / step) * step;
+  return before.top === top && before.height === el.clientHeight ? before : { top, height: el.clientHeight };
 }
 
 /** widths returns the widths of columns, from the longest values of some rows. */
