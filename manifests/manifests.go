@@ -52,11 +52,8 @@ type Addon struct {
 // Addons returns all add-ons, in the order in which `hyperkube addon list` prints them.
 func Addons() []Addon {
 	return []Addon{
-<<<CHECK
 		{Name: "cluster-network-policy", Description: "Network policies for the whole cluster", Definitions: definitions.ClusterNetworkPolicy},
-===
 		{Name: "dashboard", Description: "Dashboard for users who log in with a token"},
->>>
 		{Name: "dns", Description: "Cluster DNS", Default: true},
 		{Name: "gateway", Description: "Gateway API and Ingress", Definitions: definitions.Gateway},
 		{Name: "local-path", Description: "Default StorageClass: volumes in directories of the nodes", Default: true},
