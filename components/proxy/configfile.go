@@ -27,7 +27,7 @@ func defaults() *kubeproxyv1alpha1.KubeProxyConfiguration {
 	}
 	c.IPTables.LocalhostNodePorts = &localhost
 	c.IPTables.SyncPeriod = metav1.Duration{Duration: 30 * time.Second}
-	c.IPTables.MinSyncPeriod = metav1.Duration{Duration: 50 * time.Millisecond}
+	c.IPTables.MinSyncPeriod = metav1.Duration{Duration: minSyncIPTables}
 	return c
 }
 
@@ -87,7 +87,7 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	cfg.MasqueradeAll = c.IPTables.MasqueradeAll
 	cfg.LocalhostNodePorts = c.IPTables.LocalhostNodePorts == nil || *c.IPTables.LocalhostNodePorts
 	cfg.MinSyncPeriod, cfg.SyncPeriod = c.IPTables.MinSyncPeriod.Duration, c.IPTables.SyncPeriod.Duration
-	if packetfilter.Mode(c.Mode) == packetfilter.NFTables {
+	if packetfilter.Mode(c.Mode) == packetfilter.NFTables || cfg.PacketFilter == packetfilter.NFTables {
 		if err := applyNFTables(&c.NFTables, cfg); err != nil {
 			return err
 		}
@@ -107,6 +107,9 @@ func applyNFTables(c *kubeproxyv1alpha1.KubeProxyNFTablesConfiguration, cfg *Con
 		cfg.MasqueradeMark = 1 << *bit
 	}
 	cfg.MasqueradeAll = cfg.MasqueradeAll || c.MasqueradeAll
+	if cfg.MinSyncPeriod == minSyncIPTables { // the default, not a setting of the section iptables
+		cfg.MinSyncPeriod = minSyncNFTables
+	}
 	cfg.MinSyncPeriod = cmp.Or(c.MinSyncPeriod.Duration, cfg.MinSyncPeriod)
 	cfg.SyncPeriod = cmp.Or(c.SyncPeriod.Duration, cfg.SyncPeriod)
 	return nil

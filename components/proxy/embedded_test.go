@@ -41,6 +41,11 @@ func TestEmbedded(t *testing.T) {
 	if err != nil || !cfg.MasqueradeAll || cfg.MasqueradeMark != 1<<8 || cfg.MinSyncPeriod != time.Second {
 		t.Errorf("with nftables: %+v, %v", cfg, err)
 	}
+	for document, want := range map[string]time.Duration{head + "mode: iptables\n": minSyncIPTables, head + "mode: nftables\n": minSyncNFTables, head + "mode: nftables\nnftables: {minSyncPeriod: 2s}\n": 2 * time.Second} {
+		if cfg, err := apply(document); err != nil || cfg.MinSyncPeriod != want {
+			t.Errorf("minimum period %s, want %s: %v\n%s", cfg.MinSyncPeriod, want, err, document)
+		}
+	}
 	for _, wrong := range []string{"mode: nftables\nnftables: {masqueradeBit: 32}", "mode: ipvs", "hostnameOverride: a", "clientConnection: {kubeconfig: /k}", "nodePortAddresses: [x]", "modes: a"} {
 		if _, err := apply(head + wrong); err == nil {
 			t.Errorf("%s is accepted", wrong)
