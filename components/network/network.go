@@ -31,6 +31,7 @@ import (
 
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/packetfilter"
+	"hyperkube/internal/pod/netannotation"
 )
 
 // Config configures a Network.
@@ -212,7 +213,7 @@ func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 		if err != nil {
 			return err
 		}
-		if text := formatSubnets(subnets); text != formatSubnets(self.subnets) {
+		if text := netannotation.FormatAddresses(subnets); text != netannotation.FormatAddresses(self.subnets) {
 			if err := n.publishAddresses(ctx, text); err != nil {
 				return err
 			}
@@ -247,7 +248,7 @@ func (n *Network) usesCNIPlugin() bool {
 }
 
 func (n *Network) publishAddresses(ctx context.Context, subnets string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{annotationAddresses: subnets}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{netannotation.Addresses: subnets}}})
 	if err != nil {
 		return fmt.Errorf("publishing node addresses: %w", err)
 	}

@@ -7,14 +7,11 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-)
 
-// annotationAddresses is the annotation of a Node with the addresses at which other nodes can reach
-// it directly, separated by commas. Each has its subnet's prefix length, as in "192.0.2.7/24".
-const annotationAddresses = "network.hyperkube.io/addresses"
+	"hyperkube/internal/pod/netannotation"
+)
 
 // Mode selects how nodes reach each other's pods.
 type Mode string
@@ -70,26 +67,8 @@ func memberOf(node *corev1.Node) member {
 			m.address = addr.Unmap()
 		}
 	}
-	m.subnets = parseSubnets(node.Annotations[annotationAddresses])
+	m.subnets = netannotation.ParseAddresses(node.Annotations[netannotation.Addresses])
 	return m
-}
-
-func parseSubnets(text string) []netip.Prefix {
-	var out []netip.Prefix
-	for one := range strings.SplitSeq(text, ",") {
-		if p, err := netip.ParsePrefix(strings.TrimSpace(one)); err == nil {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-func formatSubnets(subnets []netip.Prefix) string {
-	texts := make([]string, len(subnets))
-	for i, p := range subnets {
-		texts[i] = p.String()
-	}
-	return strings.Join(texts, ",")
 }
 
 // route is a route to the pods of another node.

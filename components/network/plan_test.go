@@ -62,16 +62,6 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-func TestSubnets(t *testing.T) {
-	in := prefixes("192.0.2.1/24", "fd00::1/64")
-	if out := parseSubnets(formatSubnets(in)); fmt.Sprint(out) != fmt.Sprint(in) {
-		t.Errorf("%v", out)
-	}
-	if out := parseSubnets("x, ,192.0.2.1/24"); len(out) != 1 {
-		t.Errorf("%v", out)
-	}
-}
-
 func TestPlugins(t *testing.T) {
 	dir := t.TempDir()
 	n := &Network{cfg: Config{CNIConfDir: dir}}
