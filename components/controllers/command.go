@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/legacytokencleaner"
 	"hyperkube/components/controllers/loadbalancer"
+	"hyperkube/components/controllers/loadbalancer/addresspool"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/compatflags"
@@ -62,6 +64,7 @@ type options struct {
 	dynamicProvisioning    bool
 	noForceDetach          bool
 	cloudProvider          cloudprovider.Setting
+	loadBalancerPool       []string
 }
 
 // concurrency lists upstream's --concurrent-…-syncs flags, with the controller and the default of
@@ -153,6 +156,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.lifecycle.LargeCluster, "large-cluster-size-threshold", 50, "Number of nodes up to which a zone is small.")
 	f.BoolVar(&o.dynamicProvisioning, "enable-dynamic-provisioning", true, "Enable dynamic volume provisioning for claims whose storage class has a provisioner.")
 	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Do not detach volumes from an unresponsive node that reports them as in use, however long it is unresponsive.")
+	f.StringSliceVar(&o.loadBalancerPool, "load-balancer-pool", nil, "Addresses that the load-balancer-controller assigns to Services of type LoadBalancer: CIDRs or ranges such as 192.0.2.10-192.0.2.20. If empty, Services have the addresses of nodes.")
 	o.format.Flag(f)
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Log verbosity: 4 or more enables debug logs.")
 	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Path to the private key that signs service account tokens stored in Secrets.")
@@ -279,6 +283,9 @@ func (o *options) config(own *client.Clients) (Config, error) {
 	if cfg.ServiceCIDRs, err = prefixes("service-cluster-ip-range", o.serviceCIDR); err != nil {
 		return cfg, err
 	}
+	if cfg.LoadBalancer.Pool, err = LoadBalancerPool(o.loadBalancerPool, cfg.ClusterCIDRs, cfg.ServiceCIDRs); err != nil {
+		return cfg, fmt.Errorf("--load-balancer-pool: %w", err)
+	}
 	if o.mask != 0 {
 		if len(cfg.ClusterCIDRs) > 1 {
 			return cfg, fmt.Errorf("--node-cidr-mask-size applies to single-stack clusters only; use --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6")
@@ -311,6 +318,15 @@ func (o *options) config(own *client.Clients) (Config, error) {
 		}
 	}
 	return cfg, nil
+}
+
+// LoadBalancerPool parses the addresses of a load balancer pool. They must not be in the CIDRs of pods and Services.
+func LoadBalancerPool(texts []string, pods, services []netip.Prefix) (addresspool.Pool, error) {
+	pool, err := addresspool.Parse(texts)
+	if err != nil {
+		return pool, err
+	}
+	return pool, errors.Join(pool.CheckDisjoint("a CIDR of pods", pods...), pool.CheckDisjoint("a CIDR of Services", services...))
 }
 
 // prefixes parses a comma-separated list of CIDR ranges. flag is the name of its flag, for errors.

@@ -159,6 +159,9 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := cfg.checkPool(chosen); err != nil {
+		return nil, fmt.Errorf("--load-balancer-pool: %w", err)
+	}
 	m := &Manager{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), registry: prometheus.NewRegistry(), leaders: componentmetrics.NewLeaders()}
 	queues := componentmetrics.NewQueues()
 	started := prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -211,6 +214,20 @@ func New(cfg Config) (*Manager, error) {
 		}
 	}
 	return m, nil
+}
+
+// checkPool returns an error if there is a load balancer pool, but the controller that assigns its addresses is not one
+// of chosen or does not run.
+func (c Config) checkPool(chosen []descriptor) error {
+	switch {
+	case c.LoadBalancer.Pool.IsEmpty():
+		return nil
+	case c.CloudProvider.IsExternal():
+		return errors.New("with --cloud-provider=external, the cloud controller manager assigns the addresses of Services: remove one of the flags")
+	case !slices.ContainsFunc(chosen, func(d descriptor) bool { return d.name == loadBalancerName }):
+		return fmt.Errorf("%s is off: add it to --controllers", loadBalancerName)
+	}
+	return nil
 }
 
 // Ready returns a channel that is closed when the informers of all controllers are synced and their workers run.

@@ -13,6 +13,9 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"hyperkube/components/controllers/loadbalancer"
+	"hyperkube/components/controllers/loadbalancer/addresspool"
+	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/client"
 	"hyperkube/internal/testing/testwait"
 )
@@ -51,6 +54,31 @@ func TestChoose(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCheckPool checks that a pool is refused if no controller would assign its addresses.
+func TestCheckPool(t *testing.T) {
+	pool, err := addresspool.Parse([]string{"192.0.2.0/28"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		cfg Config
+		err bool
+	}{
+		"no pool":        {cfg: Config{}},
+		"controller off": {cfg: Config{LoadBalancer: loadbalancer.Config{Pool: pool}}, err: true},
+		"controller on":  {cfg: Config{LoadBalancer: loadbalancer.Config{Pool: pool}, Controllers: []string{"*", loadBalancerName}}},
+		"cloud":          {cfg: Config{LoadBalancer: loadbalancer.Config{Pool: pool}, Controllers: []string{"*", loadBalancerName}, CloudProvider: cloudprovider.External}, err: true},
+	} {
+		chosen, err := chooseControllers(tc.cfg.Controllers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tc.cfg.checkPool(chosen); (err != nil) != tc.err {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

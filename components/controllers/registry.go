@@ -88,6 +88,9 @@ type descriptor struct {
 	make func(d *deps) (runner, error)
 }
 
+// loadBalancerName is the name of the controller that assigns addresses to Services of type LoadBalancer.
+const loadBalancerName = "load-balancer-controller"
+
 // descriptors returns all controllers in the order of their start. The controllers that a cluster's
 // first pod requires come first.
 func descriptors() []descriptor {
@@ -170,7 +173,7 @@ func descriptors() []descriptor {
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewSigner(d.env) }},
 		{name: "token-cleaner-controller", alias: "tokencleaner", user: "token-cleaner", source: "token-cleaner", offByDefault: true, workers: 1,
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewCleaner(d.env) }},
-		{name: "load-balancer-controller", user: "load-balancer-controller", source: "load-balancer-controller", offByDefault: true, workers: 1,
+		{name: loadBalancerName, user: "load-balancer-controller", source: "load-balancer-controller", offByDefault: true, workers: 1,
 			make: func(d *deps) (runner, error) {
 				if d.CloudProvider.IsExternal() {
 					return nil, nil

@@ -138,6 +138,7 @@ func controllers() []controller {
 		rule(read, "core", "services nodes"),
 		rule("patch update", "core", "services/status"),
 		rule(read, "discovery.k8s.io", "endpointslices"),
+		rule(read, "coordination.k8s.io", "leases"),
 		events)
 	add("service-cidrs-controller",
 		rule("get list patch update watch", "networking.k8s.io", "servicecidrs"),

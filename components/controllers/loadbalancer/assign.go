@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/pod/netannotation"
 )
 
 // Port is a port number with its protocol.
@@ -61,10 +62,10 @@ func isForeign(svc *corev1.Service) bool {
 	return len(svc.Status.LoadBalancer.Ingress) > 0 && !slices.Contains(svc.Finalizers, finalizer)
 }
 
-// handles reports whether the controller assigns addresses to a Service: it must be of type LoadBalancer, without a
-// class, because a class names another load balancer, and must not be deleted.
+// handles reports whether the controller assigns addresses to a Service: it must be of type LoadBalancer, without the
+// class of another load balancer, and must not be deleted.
 func handles(svc *corev1.Service) bool {
-	return svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.LoadBalancerClass == nil && svc.DeletionTimestamp == nil
+	return svc.Spec.Type == corev1.ServiceTypeLoadBalancer && ptr.Deref(svc.Spec.LoadBalancerClass, Class) == Class && svc.DeletionTimestamp == nil
 }
 
 // isLocal reports whether only nodes with endpoints of the Service accept its connections.
@@ -90,18 +91,32 @@ type nodeState struct {
 	excluded bool
 	ready    bool
 	ips      []netip.Addr // internal addresses
+
+	// The fields below matter only for addresses of a pool.
+
+	// stopping is true if the node stops to announce addresses.
+	stopping bool
+	// subnets are the published addresses with their subnets; none if the node is the only one.
+	subnets []netip.Prefix
+	// expired is true if the kubelet does not renew its Lease. stateOf does not set it.
+	expired bool
 }
 
 // equal reports whether two nodes have the same state, so that no Service needs a sync.
 func (s nodeState) equal(o nodeState) bool {
-	return s.excluded == o.excluded && s.ready == o.ready && slices.Equal(s.ips, o.ips)
+	return s.excluded == o.excluded && s.ready == o.ready && slices.Equal(s.ips, o.ips) &&
+		s.stopping == o.stopping && slices.Equal(s.subnets, o.subnets)
 }
 
 // stateOf returns the state of n that decides whether its addresses are used for Services. A node that is being
 // deleted does not serve as a load balancer.
 func stateOf(n *corev1.Node) nodeState {
 	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
-	s := nodeState{excluded: excluded || n.DeletionTimestamp != nil}
+	_, stopping := n.Annotations[netannotation.LoadBalancerStopping]
+	s := nodeState{
+		excluded: excluded || n.DeletionTimestamp != nil, stopping: stopping,
+		subnets: netannotation.ParseAddresses(n.Annotations[netannotation.Addresses]),
+	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			s.ready = c.Status == corev1.ConditionTrue

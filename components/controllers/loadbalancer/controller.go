@@ -1,10 +1,14 @@
 // Package loadbalancer assigns addresses to Services of type LoadBalancer in clusters without a cloud
-// provider. The addresses are those of the nodes. Service proxies accept connections to the ports of the
-// Service at these addresses, and forward them like connections to node ports.
+// provider. Service proxies accept connections to the ports of the Service at these addresses, and forward them like
+// connections to node ports.
 //
-// Two Services cannot have the same port, because all of them have the same addresses. The older Service
-// keeps the port. The other one stays pending, with the condition LoadBalancerPortsError and an event, until the
-// port is free.
+// Without a pool, the addresses are those of the nodes. Two Services cannot have the same port, because all of them
+// have the same addresses. The older Service keeps the port. The other one stays pending, with the condition
+// LoadBalancerPortsError and an event, until the port is free.
+//
+// With a pool, each Service has its own addresses, one for each IP family. The controller selects a node that answers
+// ARP requests and neighbor solicitations for them, and writes its name to an annotation of the Service. The status
+// of the Services records which addresses are assigned.
 //
 // https://kubernetes.io/docs/concepts/services-networking/service/#loadbalancer
 package loadbalancer
@@ -14,6 +18,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -29,6 +34,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/loadbalancer/addresspool"
+	"hyperkube/internal/pod/netannotation"
 )
 
 const (
@@ -47,17 +54,25 @@ const (
 	reasonPortsAvailable = "PortsAvailable"
 )
 
-// Config contains the ports that Services cannot have, because components of the cluster use them.
+// Config configures a Controller.
 type Config struct {
 	// Reserved are the ports that components of the cluster serve at the addresses of nodes. A Service
-	// with such a port gets no addresses, because it would take over the connections of the component.
+	// with such a port gets no addresses, because it would take over the connections of the component. They have no
+	// effect on Services with addresses of Pool.
 	Reserved []Port
+	// Pool contains the addresses of Services. If it is empty, Services have the addresses of nodes.
+	Pool addresspool.Pool
 }
 
-// Controller assigns the addresses of nodes to Services of type LoadBalancer, and removes them when a Service no longer
-// needs them.
+// Class is the value of spec.loadBalancerClass of the Services that the controller handles, besides those without a
+// class.
+const Class = "hyperkube"
+
+// Controller assigns addresses to Services of type LoadBalancer, and removes them when a Service no longer needs them.
 type Controller struct {
 	*control.Loop
+	// pool is nil if Services have the addresses of nodes.
+	pool     *poolState
 	env      control.Env
 	reserved map[Port]bool
 	services corelisters.ServiceLister
@@ -81,27 +96,58 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	if err := services.Informer().AddIndexers(cache.Indexers{byPort: indexPorts}); err != nil {
 		return nil, fmt.Errorf("indexing Services by port: %w", err)
 	}
+	if !cfg.Pool.IsEmpty() {
+		// Claims of addresses depend on the order of syncs, so one worker syncs.
+		env.Workers = 1
+		c.pool = newPoolState(env, cfg.Pool)
+	}
 	c.Loop = control.NewLoop(env, "load-balancer", c.sync)
-	if err := c.Watch(services.Informer(), control.Handlers(
+	if err := c.watch(services.Informer(), nodes.Informer(), slices.Informer()); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// watch adds the event handlers to the informers.
+func (c *Controller) watch(services, nodes, slices cache.SharedIndexInformer) error {
+	if c.pool != nil {
+		c.Prepare(c.claimAssigned)
+		if err := c.watchLeases(); err != nil {
+			return err
+		}
+	}
+	if err := c.Watch(services, control.Handlers(
 		c.enqueueService,
 		func(old, cur *corev1.Service) {
 			c.enqueueSharing(old)
 			c.enqueueService(cur)
 		},
-		c.enqueueSharing)); err != nil {
-		return nil, err
+		func(svc *corev1.Service) {
+			c.enqueueSharing(svc)
+			if c.pool != nil {
+				c.AddObject(svc)
+			}
+		})); err != nil {
+		return err
 	}
-	if err := c.Watch(nodes.Informer(), control.Handlers(
-		func(*corev1.Node) { c.enqueueAll() },
+	changed := func() {
+		if c.pool != nil {
+			c.pool.changes.Add(1)
+		}
+		c.enqueueAll()
+	}
+	if err := c.Watch(nodes, control.Handlers(
+		func(*corev1.Node) { changed() },
 		func(old, cur *corev1.Node) {
 			if !stateOf(old).equal(stateOf(cur)) {
-				c.enqueueAll()
+				changed()
 			}
 		},
-		func(*corev1.Node) { c.enqueueAll() })); err != nil {
-		return nil, err
+		func(*corev1.Node) { changed() })); err != nil {
+		return err
 	}
-	return c, c.Watch(slices.Informer(), control.AnyEvent(c.enqueueServiceOf))
+	return c.Watch(slices, control.AnyEvent(c.enqueueServiceOf))
 }
 
 // enqueueService enqueues a Service, and those that have a port in common with it.
@@ -113,8 +159,11 @@ func (c *Controller) enqueueService(svc *corev1.Service) {
 }
 
 // enqueueSharing enqueues the Services that have a port in common with svc, because its ports may have become
-// free.
+// free. It does nothing if each Service has its own addresses.
 func (c *Controller) enqueueSharing(svc *corev1.Service) {
+	if c.pool != nil {
+		return
+	}
 	for _, port := range portsOf(svc) {
 		sharing, err := c.index.ByIndex(byPort, port.String())
 		if err != nil {
@@ -147,11 +196,17 @@ func (c *Controller) enqueueServiceOf(slice *discoveryv1.EndpointSlice) {
 	}
 }
 
-// sync assigns addresses to a Service, or clears them if the Service does not need them any more.
+// sync assigns addresses to a Service, or clears them if the Service does not need them any more. If key has
+// leasePrefix, it checks the Lease of a node.
 func (c *Controller) sync(ctx context.Context, key string) error {
+	if node, ok := strings.CutPrefix(key, leasePrefix); ok {
+		c.syncLease(ctx, node)
+		return nil
+	}
 	namespace, name := control.SplitKey(key)
 	svc, err := c.services.Services(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
+		c.forgetClaims(key)
 		return nil
 	}
 	if err != nil {
@@ -162,9 +217,15 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	case !handles(svc) && assigned:
 		return c.release(ctx, svc)
 	case !handles(svc):
+		c.forgetClaims(key)
 		return nil
 	case isForeign(svc):
+		if c.pool != nil {
+			c.pool.claims.set(key, c.pool.assignedTo(svc)...)
+		}
 		return nil
+	case c.pool != nil:
+		return c.assignFromPool(ctx, svc)
 	}
 	holder, err := c.conflict(svc)
 	if err != nil {
@@ -203,11 +264,9 @@ func (c *Controller) assign(ctx context.Context, svc *corev1.Service) error {
 	if err != nil {
 		return err
 	}
-	var endpoints []*discoveryv1.EndpointSlice
-	if isLocal(svc) {
-		if endpoints, err = c.slices.EndpointSlices(svc.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: svc.Name})); err != nil {
-			return err
-		}
+	endpoints, err := c.endpointsOf(svc)
+	if err != nil {
+		return err
 	}
 	ingress := addresses(svc, nodes, endpoints)
 	if len(ingress) == 0 {
@@ -218,8 +277,9 @@ func (c *Controller) assign(ctx context.Context, svc *corev1.Service) error {
 		next.Finalizers = append(next.Finalizers, finalizer)
 	}
 	next.Status.LoadBalancer.Ingress = ingress
+	clearPool(next)
 	if meta.FindStatusCondition(next.Status.Conditions, corev1.LoadBalancerPortsError) != nil {
-		c.setCondition(next, metav1.ConditionFalse, reasonPortsAvailable, "All ports are available")
+		c.setCondition(next, corev1.LoadBalancerPortsError, metav1.ConditionFalse, reasonPortsAvailable, "All ports are available")
 	}
 	changed, err := c.write(ctx, svc, next)
 	if err != nil || !changed || len(ingress) == 0 {
@@ -238,7 +298,8 @@ func (c *Controller) assign(ctx context.Context, svc *corev1.Service) error {
 func (c *Controller) refuse(ctx context.Context, svc *corev1.Service, problem string) error {
 	next := svc.DeepCopy()
 	next.Status.LoadBalancer.Ingress = nil
-	c.setCondition(next, metav1.ConditionTrue, reasonPortConflict, problem)
+	clearPool(next)
+	c.setCondition(next, corev1.LoadBalancerPortsError, metav1.ConditionTrue, reasonPortConflict, problem)
 	changed, err := c.write(ctx, svc, next)
 	if err != nil || !changed {
 		return err
@@ -254,17 +315,33 @@ func (c *Controller) release(ctx context.Context, svc *corev1.Service) error {
 	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == finalizer })
 	next.Status.LoadBalancer = corev1.LoadBalancerStatus{}
 	meta.RemoveStatusCondition(&next.Status.Conditions, corev1.LoadBalancerPortsError)
+	clearPool(next)
 	if _, err := c.write(ctx, svc, next); err != nil {
 		return err
 	}
+	c.forgetClaims(keyOf(svc))
 	c.env.Events.Event(svc, corev1.EventTypeNormal, "DeletedLoadBalancer", "Deleted load balancer")
 	return nil
 }
 
-// setCondition sets the condition LoadBalancerPortsError in the status of svc, which it modifies.
-func (c *Controller) setCondition(svc *corev1.Service, status metav1.ConditionStatus, reason, message string) {
+// clearPool removes what the assignment of addresses of a pool has added to svc, besides the addresses. It modifies svc.
+func clearPool(svc *corev1.Service) {
+	delete(svc.Annotations, netannotation.LoadBalancerNode)
+	meta.RemoveStatusCondition(&svc.Status.Conditions, conditionAddressError)
+}
+
+// endpointsOf returns the EndpointSlices of svc, if its addresses depend on them.
+func (c *Controller) endpointsOf(svc *corev1.Service) ([]*discoveryv1.EndpointSlice, error) {
+	if !isLocal(svc) {
+		return nil, nil
+	}
+	return c.slices.EndpointSlices(svc.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: svc.Name}))
+}
+
+// setCondition sets a condition in the status of svc, which it modifies.
+func (c *Controller) setCondition(svc *corev1.Service, kind string, status metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&svc.Status.Conditions, metav1.Condition{
-		Type: corev1.LoadBalancerPortsError, Status: status, Reason: reason, Message: message,
+		Type: kind, Status: status, Reason: reason, Message: message,
 		ObservedGeneration: svc.Generation, LastTransitionTime: metav1.NewTime(c.env.Clock.Now()),
 	})
 }
