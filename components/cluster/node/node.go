@@ -25,6 +25,7 @@ import (
 	"hyperkube/components/kubelet"
 	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/components/network"
+	"hyperkube/components/network/announce"
 	"hyperkube/components/network/policy"
 	"hyperkube/components/proxy"
 	"hyperkube/components/proxy/serviceroute"
@@ -105,6 +106,8 @@ type Node struct {
 	routes  *serviceroute.Reconciler
 	network *network.Network
 	policy  *policy.Enforcer
+	// addresses announces load balancer addresses.
+	addresses *announce.Announcer
 	// firewall makes firewalld accept traffic of pods.
 	firewall *firewalld.Manager
 	// dns copies the resolver configuration of the node for the cluster DNS.
@@ -196,12 +199,19 @@ func New(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	addresses, err := announce.New(announce.Config{
+		NodeName: cfg.Cluster.NodeName, Services: cfg.Proxy.Informers.Core().V1().Services().Informer(), Nodes: cfg.Proxy.Informers.Core().V1().Nodes().Informer(),
+		Kube: cfg.Kubelet.Kube, Ready: p.Ready(), Ignored: []string{cfg.Layout.Bridge(), cfg.Layout.Tunnel()}, Log: cfg.Log.With("component", "network"),
+	})
+	if err != nil {
+		return nil, err
+	}
 	firewall := firewalld.New(firewalld.Config{
 		Sources: pc.PodCIDRs, Links: []string{cfg.Layout.Bridge(), cfg.Layout.Tunnel(), localnodes.Bridge(cfg.Layout)},
 		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
 	})
 	return &Node{
-		cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer, firewall: firewall,
+		cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer, addresses: addresses, firewall: firewall,
 		dns: newNodeDNS(kc.DNS, filepath.Join(cfg.Layout.NodeDNS(), "resolv.conf"), cfg.Log.With("component", "kubelet")),
 	}, nil
 }
@@ -249,6 +259,8 @@ func (n *Node) Run(ctx context.Context) error {
 	group.Start(background, "network policies", n.policy)
 	group.Start(background, "name servers", n.dns)
 	group.Start(background, "kubelet", n.kubelet)
+	// It stops first, because it hands its addresses over to other nodes.
+	group.Start(background, "load balancer addresses", n.addresses)
 	select {
 	case <-ctx.Done():
 		return group.Stop()

@@ -1,0 +1,9 @@
+package announce
+
+import (
+	"testing"
+
+	"hyperkube/internal/testing/testisolate"
+)
+
+func TestMain(m *testing.M) { testisolate.Main(m, testisolate.Network) }
