@@ -192,8 +192,11 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, usage *m
 	controllersConfig := controllers.Config{
 		Clients: p.shared, Builder: b,
 		Controllers: []string{"*", "load-balancer-controller"},
-		LoadBalancer: loadbalancer.Config{Reserved: append(loadbalancer.ComponentPorts(),
-			loadbalancer.Port{Protocol: corev1.ProtocolTCP, Number: int32(apiServerAddress(&c.settings).Port())})},
+		LoadBalancer: loadbalancer.Config{
+			Reserved: append(loadbalancer.ComponentPorts(),
+				loadbalancer.Port{Protocol: corev1.ProtocolTCP, Number: int32(apiServerAddress(&c.settings).Port())}),
+			Pool: c.loadBalancerPool,
+		},
 		CloudProvider:     c.cloudProvider,
 		AllocateNodeCIDRs: true, ClusterCIDRs: podCIDRs, ServiceCIDRs: serviceCIDRs,
 		RootCA: c.pki.CA.CertPEM, SecretTokens: secretTokens,

@@ -24,6 +24,7 @@ import (
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/upconfig"
 	"hyperkube/components/cluster/watchdog"
+	"hyperkube/components/controllers/loadbalancer/addresspool"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/base/cloudprovider"
 	"hyperkube/internal/base/lifecycle"
@@ -45,6 +46,8 @@ type clusterRun struct {
 	cluster    clusterconfig.Cluster
 	additional additionalNodes
 	objects    objectOptions
+	// loadBalancerPool are the addresses of Services of type LoadBalancer; may be empty.
+	loadBalancerPool addresspool.Pool
 	// nodeMonitorGracePeriod is how long a node may not report its status; 0 means the default.
 	nodeMonitorGracePeriod time.Duration
 	// bindAddress is the address of the servers of the controller manager and the scheduler.

@@ -12,6 +12,7 @@ import (
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/upconfig"
+	"hyperkube/components/controllers/loadbalancer/addresspool"
 	"hyperkube/components/network"
 	"hyperkube/internal/host/layout"
 	"hyperkube/manifests"
@@ -110,6 +111,11 @@ func (o *upOptions) validate() error {
 		both := clusterconfig.Cluster{PodCIDRs: slices.Clone(o.podCIDRs), ServiceCIDRs: slices.Clone(o.serviceCIDRs)}
 		check("service-cidr", both.ChooseRanges(nil))
 	}
+	_, err := addresspool.Parse(o.loadBalancerPool)
+	if err == nil && len(o.loadBalancerPool) > 0 && o.cloudProvider.IsExternal() {
+		err = errors.New("with --cloud-provider=external, the cloud controller manager assigns the addresses of Services: remove one of the settings")
+	}
+	check("load-balancer-pool", err)
 	for _, name := range o.addons {
 		_, err := manifests.FindAddon(name)
 		check("with", err)

@@ -20,16 +20,19 @@ func TestValidateConfig(t *testing.T) {
 	t.Chdir(dir) // a relative path of the file is accepted
 	for text, want := range map[string]string{
 		"nodeName: a\nnodes: 2\nclusterCIDR: [10.1.0.0/16, 'fd00:1::/56']\nserviceCIDR: [10.2.0.0/16]\npodNetwork: vxlan\nwith: [metrics]": "",
-		"nodeName: A_b":                  "c.yaml:3: nodeName: invalid node name",
-		"proxyMode: ipvs":                `c.yaml:3: proxyMode: unsupported value "ipvs"`,
-		"nodes: -1":                      "c.yaml:3: nodes: must be from 1 to",
-		"clusterCIDR: [10.0.0.0/33]":     "c.yaml:3: clusterCIDR: invalid CIDR",
-		"\nserviceCIDR: [10.0.0.0/33]":   "c.yaml:4: serviceCIDR: invalid CIDR",
-		"podNetwork: flannel":            "c.yaml:3: podNetwork: unknown pod network mode",
-		"with: [traefik]":                `c.yaml:3: with: unknown add-on "traefik"`,
-		"auditLogPath: a":                "c.yaml:3: auditLogPath: \"a\" is not an absolute path",
-		"kubeletConfig: /missing":        "/missing",
-		"nodes: -1\npodNetwork: flannel": "c.yaml:4: podNetwork",
+		"nodeName: A_b":                "c.yaml:3: nodeName: invalid node name",
+		"proxyMode: ipvs":              `c.yaml:3: proxyMode: unsupported value "ipvs"`,
+		"nodes: -1":                    "c.yaml:3: nodes: must be from 1 to",
+		"clusterCIDR: [10.0.0.0/33]":   "c.yaml:3: clusterCIDR: invalid CIDR",
+		"\nserviceCIDR: [10.0.0.0/33]": "c.yaml:4: serviceCIDR: invalid CIDR",
+		"loadBalancerPool: [192.0.2.0/28, 2001:db8::1-2001:db8::9]": "",
+		"loadBalancerPool: [192.0.2.9]\ncloudProvider: external":    "c.yaml:3: loadBalancerPool: with --cloud-provider=external",
+		"loadBalancerPool: [192.0.2.9/28]":                          "c.yaml:3: loadBalancerPool: \"192.0.2.9/28\" is not a CIDR",
+		"podNetwork: flannel":                                       "c.yaml:3: podNetwork: unknown pod network mode",
+		"with: [traefik]":                                           `c.yaml:3: with: unknown add-on "traefik"`,
+		"auditLogPath: a":                                           "c.yaml:3: auditLogPath: \"a\" is not an absolute path",
+		"kubeletConfig: /missing":                                   "/missing",
+		"nodes: -1\npodNetwork: flannel":                            "c.yaml:4: podNetwork",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, "c.yaml"), []byte(head+text), 0o600); err != nil {
 			t.Fatal(err)

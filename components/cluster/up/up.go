@@ -72,6 +72,8 @@ type upOptions struct {
 	proxyMode packetfilter.Mode
 	// cloudProvider is External if a cloud controller manager initializes the nodes.
 	cloudProvider cloudprovider.Setting
+	// loadBalancerPool are the addresses of Services of type LoadBalancer; those of the nodes if empty.
+	loadBalancerPool []string
 	// nodeMonitorGracePeriod is how long a node may not report its status; 0 means the default.
 	nodeMonitorGracePeriod time.Duration
 	// bindAddress is the address of the servers of the controller manager and the scheduler.
@@ -110,6 +112,7 @@ func newCommand(o *upOptions) *cobra.Command {
 	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Do not add the cluster to the user's kubeconfig file.")
 	flags.IntVar(&o.nodes, "nodes", 0, "Total number of nodes. Additional nodes run in network namespaces on this machine. 0 keeps the current number, which is 1 at the first start.")
 	flags.StringVar(&o.podNetwork, "pod-network", "", "How pod traffic between nodes is sent: auto (routes within a subnet, otherwise VXLAN), vxlan or direct.")
+	flags.StringSliceVar(&o.loadBalancerPool, "load-balancer-pool", nil, "Unused addresses of the network of the nodes for Services of type LoadBalancer, which the nodes announce: CIDRs or ranges such as 192.0.2.10-192.0.2.20, comma-separated. By default, Services have the addresses of the nodes.")
 	flags.StringVar(&o.kubeletConfig, "kubelet-config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.kubeletConfigDir, "kubelet-config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
 	node.RegisterProxyMode(flags, &o.proxyMode)
@@ -372,11 +375,15 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 	if err != nil {
 		return err
 	}
+	pool, err := newPool(o.loadBalancerPool, id, additional)
+	if err != nil {
+		return command.ConfigError(fmt.Errorf("%s: %w", o.settings.Position("load-balancer-pool"), err))
+	}
 	for _, text := range o.ignoredFlags(id) {
 		s.Send(progress.Step{Text: text, Waiting: true})
 	}
 	step.Done("preflight checks passed for node %q", id.NodeName)
-	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: o.manifests}, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog, settings: o.settings, proxyMode: o.packetFilter(), cloudProvider: o.cloudProvider}
+	c := &clusterRun{layout: l, cluster: id, additional: additional, objects: objectOptions{enable: o.addons, manifests: o.manifests}, loadBalancerPool: pool, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog, settings: o.settings, proxyMode: o.packetFilter(), cloudProvider: o.cloudProvider}
 	return c.run(ctx)
 }
 

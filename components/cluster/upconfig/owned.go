@@ -44,6 +44,7 @@ var ownedFlags = map[string][]owned{
 		{[]string{"kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig", "use-service-account-credentials"}, reasonClient},
 		{[]string{"allocate-node-cidrs"}, "the pod network needs the CIDRs of nodes"},
 		{[]string{"cluster-cidr", "service-cluster-ip-range"}, reasonCIDR},
+		{[]string{"load-balancer-pool"}, "set loadBalancerPool of UpConfiguration"},
 		{[]string{"root-ca-file", "service-account-private-key-file"}, "`up` creates the CA and the keys of service account tokens"},
 		{[]string{"leader-elect*"}, reasonElection},
 		{[]string{"tls-cert-file", "tls-private-key-file", "client-ca-file"}, reasonServingCert},
