@@ -70,7 +70,9 @@ func TestLoadBalancerPool(t *testing.T) {
 	m.sh("ip netns add client && ip link add client0 type veth peer name eth0 netns client && ip link set client0 master hk-nodes up")
 	t.Cleanup(func() { _ = m.command("ip", "netns", "delete", "client").Run() })
 	m.sh(inClient + "sh -c 'ip addr add 192.168.94.90/24 dev eth0 && ip addr add fd00:192:168:94::90/64 dev eth0 nodad && ip link set eth0 up'")
-	mac := func(in, link string) string { return strings.Fields(m.sh(in + "ip -o link show " + link + " | sed 's/.*ether//'"))[0] }
+	mac := func(in, link string) string {
+		return strings.Fields(m.sh(in + "ip -o link show " + link + " | sed 's/.*ether//'"))[0]
+	}
 	l.macs = map[string]string{
 		l.first: mac("", "hk-nodes"), l.second: mac("nsenter --net="+filepath.Join(m.root, "run/hyperkube/nodes/1/netns")+" ", "eth0"),
 	}
