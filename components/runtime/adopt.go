@@ -95,7 +95,7 @@ func (ss *sandboxService) adopt(rec *sandboxRecord) {
 	}
 	if rec.Phase == phaseCreating {
 		if err := errors.Join(sandbox.KillOrphans(rec.ID), ss.tearDown(context.Background(), s), os.RemoveAll(ss.sandboxDir(rec.ID))); err != nil {
-			ss.log.Warn("removing pod sandbox whose creation was interrupted by the last stop of the container runtime failed; its processes or cgroup may remain until the next reboot, no retry", "podSandboxID", rec.ID, "err", err)
+			ss.log.Warn("removing pod sandbox whose creation was interrupted by the last stop of the container runtime failed; its processes or cgroup may remain until the next reboot, retrying at the next start of the container runtime only if its directory still exists", "podSandboxID", rec.ID, "err", err)
 		}
 		return
 	}

@@ -233,7 +233,8 @@ func writeLock(ctx context.Context, file string) error {
 	})
 }
 
-// newest downloads the newest version of a package to dir and returns the line for the lock file.
+// newest downloads the newest version of a package that apt-get knows to dir, which must contain no other package, and
+// returns the line for the lock file.
 func newest(ctx context.Context, dir, arch, name string) (lockedPackage, error) {
 	p := lockedPackage{arch: arch, name: name}
 	deb, err := download(ctx, dir, qualified(name, arch))

@@ -74,7 +74,7 @@ func (t *AuthConfigPublisher) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
-			t.cfg.Log.WarnContext(ctx, "updating ConfigMap with the CAs that aggregated API servers trust failed; after a change of a CA they reject requests that this API server forwards, retrying in a second", "namespace", metav1.NamespaceSystem, "name", authConfigMap, "err", err)
+			t.cfg.Log.WarnContext(ctx, "updating ConfigMap with the CAs that aggregated API servers trust failed; if it is missing or a CA has changed, they reject requests that this API server forwards, retrying in a second", "namespace", metav1.NamespaceSystem, "name", authConfigMap, "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}

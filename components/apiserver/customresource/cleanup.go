@@ -137,8 +137,8 @@ func (s *Server) setTerminating(ctx context.Context, d *crd, status apiextension
 
 // cleanup deletes all custom resources of a deleted definition, if it was ever established, and
 // waits until they do not exist anymore. Then it removes the definition's finalizer, so that the
-// definition itself is deleted. collection contains the custom resources, nil if the definition was
-// never served.
+// definition itself is deleted. collection contains the custom resources. If it is nil, because no version is
+// served, none are deleted.
 func (s *Server) cleanup(ctx context.Context, d *crd, collection *store.Collection) error {
 	reason, message := "NeverEstablished", "resource was never established"
 	if collection != nil && apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {

@@ -154,8 +154,9 @@ func free(want, have string, used map[string]bool) error {
 // not become established.
 var errBundle = errors.New("The conversion webhook CABundle is invalid") //nolint:staticcheck // the text is upstream's
 
-// establish sets the condition Established once the names have been accepted, to False if the CA bundle of the
-// conversion webhook is invalid. From True on the resource is served. A True condition is never revoked.
+// establish sets the condition Established once the names have been accepted: to True, or to False if the CA bundle of
+// the conversion webhook is invalid. It never changes a True condition. Whether the resource is served depends on the
+// accepted names only, see serveAs.
 func establish(d *crd) {
 	if !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) || apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
 		return

@@ -15,7 +15,7 @@ import (
 	"hyperkube/manifests"
 )
 
-// Group is the API group, and Version the supported version of it.
+// Group is the API group, and Version the supported apiVersion, which contains the group.
 const (
 	Group   = "kubeadm.k8s.io"
 	Version = Group + "/v1beta4"

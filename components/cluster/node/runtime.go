@@ -141,8 +141,9 @@ const (
 	maxRestartDelay = 10 * time.Second
 )
 
-// Run restarts the container runtime when it exits, until ctx is done. It leaves the runtime running. The first restart
-// is immediate; further ones within a minute are delayed by a back-off.
+// Run starts the container runtime whenever it has exited or does not run, until ctx is done. Then it returns and leaves
+// the runtime running. A failed start is tried again after a back-off. After the second and each further start of a
+// runtime that runs for less than a minute, Run waits for a back-off before it checks again.
 func (k RuntimeSupervisor) Run(ctx context.Context) error {
 	retry := backoff.Backoff{First: minRestartDelay, Max: maxRestartDelay}
 	for {

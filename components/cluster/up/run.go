@@ -316,7 +316,7 @@ func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 		}
 	}
 	if err != nil {
-		log.Warn("loading the additional nodes or their network failed; packet filter rules that another program removes are not restored, retrying at the next start of the cluster", "err", err)
+		log.Warn("loading the additional nodes of this machine or their network failed; if another program removes the packet filter rules of these nodes, they are not restored, and the nodes lose their connections, retrying at the next start of the cluster", "err", err)
 	}
 	<-ctx.Done()
 	return nil

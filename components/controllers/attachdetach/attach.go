@@ -208,7 +208,8 @@ type pendingAttachment struct {
 }
 
 // reserve records that an exclusive volume is being attached to a node, because the cache does not show it immediately.
-// It returns false if the volume has been reserved for another node within pendingTimeout.
+// It returns false if the volume has been reserved for another node within pendingTimeout. name identifies the attachment:
+// the caller passes it to releaseReservation when the cache shows the attachment, or when it was not created.
 func (c *Controller) reserve(volume, node, name string) bool {
 	now := c.env.Clock.Now()
 	c.mu.Lock()

@@ -159,8 +159,9 @@ type plan struct {
 	delete []*corev1.Pod
 }
 
-// planPlacement plans the creation and deletion of pods so that each node that fits has one pod and other nodes have
-// none. pods are the DaemonSet's pods by node. Updates of the template are planned by roll.
+// planPlacement plans the creation and deletion of pods. A node where pods may start gets one if it has none. Where pods may
+// only stay, for example despite a taint with NoSchedule, an existing pod is kept. On other nodes all are deleted. pods are
+// the DaemonSet's pods by node, and hash is the revision hash of the current template, of whose update roll plans the rest.
 func (c *Controller) planPlacement(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev1.Pod, hash string) plan {
 	var p plan
 	there := map[string]bool{}

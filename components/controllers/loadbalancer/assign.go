@@ -34,7 +34,8 @@ func ComponentPorts() []Port {
 // byPort is the index of the Services that the controller handles by their ports.
 const byPort = "loadBalancerPort"
 
-// indexPorts returns the keys of a Service in the index byPort: one for each of its ports, such as "80/TCP".
+// indexPorts returns the keys of a Service in the index byPort: one for each of its ports, such as "80/TCP". A
+// Service that the controller does not handle has none.
 func indexPorts(obj any) ([]string, error) {
 	svc, ok := obj.(*corev1.Service)
 	if !ok || !handles(svc) {

@@ -36,10 +36,10 @@ func (w *Writer) Maintain(ctx context.Context, restore func(context.Context) (lo
 		}
 		lost, err := restore(ctx)
 		if err != nil && ctx.Err() == nil {
-			w.log.Warn("restoring iptables rules that another program removed failed; connections that need the rules fail until a retry succeeds, retrying", "owner", w.cfg.Owner, "retryAfter", restoreRetry, "err", err)
+			w.log.Warn("checking or restoring packet filter rules failed; if another program has removed some, connections that need them fail until a retry succeeds, retrying", "owner", w.cfg.Owner, "retryAfter", restoreRetry, "err", err)
 			timer.Reset(restoreRetry)
 		} else if lost {
-			w.log.Info("iptables rules restored after another program removed them; connections that need the rules may have failed for a moment", "owner", w.cfg.Owner)
+			w.log.Info("packet filter rules restored after another program removed them; connections that need the rules may have failed for a moment", "owner", w.cfg.Owner)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // Period is the grace period of pods whose priority is at least Priority and lower than that of the
-// next Period.
+// next Period. The first Period also applies to pods of lower priority, and the last one has no upper limit.
 type Period struct {
 	Priority int32
 	Grace    time.Duration // in whole seconds

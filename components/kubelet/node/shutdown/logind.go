@@ -37,8 +37,8 @@ type Logind interface {
 	io.Closer
 }
 
-// Connect connects to the machine's logind. It returns an error if the system bus is not available. The
-// caller must close the connection.
+// Connect connects to the system bus, over which logind is called. It returns an error if the bus is not available. Only
+// the first call shows whether logind runs. The caller must close the connection.
 func Connect(ctx context.Context) (Logind, error) {
 	conn, err := dbus.Dial(ctx, dbus.SystemBus())
 	if err != nil {

@@ -23,8 +23,9 @@ const getsubidsTimeout = 30 * time.Second
 type Ranges struct{ First, Count uint32 }
 
 // Configured returns the ID ranges that user namespaces of pods may use: the subordinate IDs of the user
-// kubelet as the program getsubids prints them, or the zero value if there is no such user or program. most
-// is the maximum number of pods. The ranges must suffice for them, otherwise it returns an error.
+// kubelet as the program getsubids prints them. The zero value, which means all IDs except the host's own, is returned if
+// there is no such user or program. It returns an error unless there is exactly one range, the same for user and group
+// IDs, that consists of whole ranges of Length IDs and suffices for most, the maximum number of pods.
 //
 // https://kubernetes.io/docs/tasks/configure-pod-container/user-namespaces/
 func Configured(ctx context.Context, most int64) (Ranges, error) {
