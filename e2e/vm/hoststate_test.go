@@ -39,7 +39,7 @@ var unsteady = regexp.MustCompile(strings.Join([]string{
 	`^(ps|sh|sort|sed|awk|ssh|sshd.*|\(sd-pam\)|\(udev-worker\)|systemd|vm\.test|bash|agetty|login)$`,
 	`^/root/(\.cache|\.kube|logs)`, `^/var/lib/(hyperkube-vm|systemd|private|dbus|apt|dpkg)|^/var/log/(lastlog|wtmp|btmp|private)|^/run/(lock|mount|motd|nologin)`,
 	`kernel.random|nf_conntrack_count|ip_local_port|tcp_mem|udp_mem|tcp_fastopen|stable_secret|net.ipv4.tcp_.*cookie|rcu_|nlm_`,
-	`^(systemd-tmpfiles|systemd-hostnamed|systemd-timedated|e2scrub|fstrim|dpkg-db-backup|logrotate|man-db|modprobe@|proc-sys-fs-binfmt)`,
+	`^(systemd-tmpfiles|systemd-hostnamed|systemd-timedated|e2scrub|fstrim|dpkg-db-backup|logrotate|man-db|modprobe@|proc-sys-fs-binfmt|network-online\.target)`,
 }, "|"))
 
 // residue are differences that remain after `down` until they are fixed.
