@@ -47,7 +47,7 @@ spec:
 						out, err := a.command(a.binary, "kubectl", "exec", "-n", namespace, "client", "--",
 							"/hyperkube", "kubectl", "--server=http://"+ip+":8080", "--request-timeout=1s", "get", "--raw", "/").CombinedOutput()
 						if (err == nil) != want {
-							return fmt.Errorf("%s: connection from namespace %s: %v %s, want %v", what, namespace, err, out, want)
+							return fmt.Errorf("%s: connection from namespace %s: succeeded %v, want %v; output %s", what, namespace, err == nil, want, out)
 						}
 						return nil
 					})
