@@ -2,6 +2,9 @@ package etcd
 
 import (
 	"bytes"
+	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +12,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"hyperkube/internal/testing/testwait"
 )
 
 // TestConfigFile checks that a configuration file of etcd sets what the flags set, and that flags on
@@ -93,6 +98,20 @@ func TestForceNewCluster(t *testing.T) {
 		HeartbeatInterval: defaultHeartbeat, ElectionTimeout: defaultElection,
 	}
 	a, stopA := start(t, first)
+	// Without a second member, which then has no quorum, the leader cannot decide the version that the second member requires.
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	testwait.Succeed(t, "the version of the cluster", func() error {
+		resp, err := client.Get(urls[1] + "/version")
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err == nil && strings.Contains(string(text), "not_decided") {
+			err = fmt.Errorf("not decided: %s", text)
+		}
+		return err
+	})
 	if _, err := a.Client().MemberAdd(t.Context(), urls[3:]); err != nil {
 		t.Fatal(err)
 	}
