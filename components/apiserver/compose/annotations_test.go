@@ -44,7 +44,9 @@ func TestAuditAnnotations(t *testing.T) {
 			note(sent, &list.Items[i])
 		}
 	}))
-	defer sink.Close()
+	// The sink must outlive the API server: in blocking mode, requests wait until their events are delivered, also
+	// those that the server sends itself while it stops.
+	t.Cleanup(sink.Close)
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		t.Helper()
