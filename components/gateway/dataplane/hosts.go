@@ -47,6 +47,22 @@ func (x *hostIndex[T]) set(pattern string, v T) {
 	x.exact[pattern] = v
 }
 
+// grow prepares the index for n exact names.
+func (x *hostIndex[T]) grow(n int) { x.exact = make(map[string]T, n) }
+
+// replace replaces the value of each pattern by the result of f.
+func (x *hostIndex[T]) replace(f func(pattern string, v T) T) {
+	for name, v := range x.exact {
+		x.exact[name] = f(name, v)
+	}
+	for suffix, v := range x.wildcards {
+		x.wildcards[suffix] = f("*"+suffix, v)
+	}
+	if x.hasAll {
+		x.all = f("", x.all)
+	}
+}
+
 // find returns the value of the most specific pattern for a name, and false if no pattern matches.
 func (x *hostIndex[T]) find(host string) (found T, ok bool) {
 	x.each(host, func(v T) bool {

@@ -7,10 +7,9 @@
 // locks, and a request that is being served keeps what it has found. Endpoints are not part of the table: each backend has a
 // pool, whose list of endpoints is replaced in the same way. So a change of endpoints costs nothing but that list.
 //
-// Requests are served by net/http's server and httputil.ReverseProxy, over TLS with HTTP/2 of internal/serving/h2. The modules
-// of Caddy were the alternative. They bring their own configuration language, module registry and certificate store, are
-// configured by replacing the whole server, and use net/http and ReverseProxy's algorithm too. The CPU time of both was not
-// measured.
+// Requests are served by net/http's server and httputil.ReverseProxy, over TLS with HTTP/2 of internal/serving/h2. Package http1
+// sends them to backends. The modules of Caddy were the alternative. They bring their own configuration language, module
+// registry and certificate store, are configured by replacing the whole server, and use more CPU time.
 package dataplane
 
 import (
@@ -31,6 +30,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"hyperkube/components/gateway/model"
+	"hyperkube/internal/serving/rawconn"
 )
 
 // Limits protect the gateway and its backends. Zero values mean no limit.
@@ -75,6 +75,7 @@ type Plane struct {
 	accessLog *accessLog
 	buffers   buffers
 	mirrors   chan struct{} // slots of mirrored requests
+	sockets   rawconn.MonitorWaker
 
 	mu      sync.Mutex // guards the fields below
 	pools   map[model.BackendKey]*pool
@@ -115,7 +116,7 @@ func (p *Plane) SetEndpoints(b *model.Backend, endpoints []model.Endpoint) {
 func (p *Plane) pool(b *model.Backend) *pool {
 	out := p.pools[b.Key]
 	if out == nil {
-		out = newPool(b)
+		out = newPool(b, p.sockets.Dialer(0))
 		p.pools[b.Key] = out
 	}
 	return out
@@ -131,9 +132,9 @@ func (p *Plane) Apply(c *model.Config, backends map[model.BackendKey]*model.Back
 	if p.closed {
 		return nil
 	}
-	t := compile(c, p.pool, p.metrics.route)
+	t := compile(c, p.pool, p.metrics.route, p.table.Load())
 	p.table.Store(t)
-	p.metrics.retain(t.routes)
+	p.metrics.retain(t.routes())
 	failed := map[model.PortID]error{}
 	for id, s := range p.servers {
 		if pt := t.ports[id]; pt == nil || listen[id] != s.number || classOf(pt.kind) != s.class {

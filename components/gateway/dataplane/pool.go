@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"hyperkube/components/gateway/http1"
 	"hyperkube/components/gateway/model"
 )
 
@@ -27,6 +28,7 @@ const (
 // pool contains the endpoints of a backend with their connections. It is safe for concurrent use.
 type pool struct {
 	backend   *model.Backend
+	connect   dialer
 	endpoints atomic.Pointer[[]*endpoint]
 	next      atomic.Uint32 // round robin
 }
@@ -34,12 +36,21 @@ type pool struct {
 // endpoint is an address of a backend, with the connections to it.
 type endpoint struct {
 	address   string
-	transport *http.Transport
+	transport transport
 }
 
-// newPool returns a pool without endpoints.
-func newPool(b *model.Backend) *pool {
-	p := &pool{backend: b}
+// transport sends requests to one endpoint.
+type transport interface {
+	http.RoundTripper
+	CloseIdleConnections()
+}
+
+// dialer connects to an address over TCP.
+type dialer func(ctx context.Context, address string) (net.Conn, error)
+
+// newPool returns a pool without endpoints. It uses connect for the connections of HTTP/1.1.
+func newPool(b *model.Backend, connect dialer) *pool {
+	p := &pool{backend: b, connect: connect}
 	p.endpoints.Store(&[]*endpoint{})
 	return p
 }
@@ -58,7 +69,7 @@ func (p *pool) set(endpoints []model.Endpoint) {
 			delete(old, e.Address)
 			continue
 		}
-		list = append(list, &endpoint{address: e.Address, transport: p.transport()})
+		list = append(list, &endpoint{address: e.Address, transport: p.transport(e.Address)})
 	}
 	p.endpoints.Store(&list)
 	for _, e := range old {
@@ -67,26 +78,25 @@ func (p *pool) set(endpoints []model.Endpoint) {
 }
 
 // transport returns a new transport for an endpoint, whose connections belong to this endpoint only.
-func (p *pool) transport() *http.Transport {
+func (p *pool) transport(address string) transport {
+	var secure *tls.Config
+	if p.backend.TLS != nil {
+		secure = clientConfig(p.backend.TLS)
+	}
+	if p.backend.Key.Protocol == model.BackendHTTP1 {
+		return http1.New(http1.Config{
+			Address: address, Dial: p.connect, DialTimeout: dialTimeout, TLS: secure, IdleTimeout: idleTimeout, MaxIdle: maxIdlePerEndpoint,
+		})
+	}
 	t := &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
-		MaxIdleConnsPerHost: maxIdlePerEndpoint,
-		IdleConnTimeout:     idleTimeout,
-		DisableCompression:  true, // responses are passed on unchanged
-		WriteBufferSize:     16 << 10,
-		ReadBufferSize:      16 << 10,
-		Protocols:           new(http.Protocols),
+		DialContext:        (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		IdleConnTimeout:    idleTimeout,
+		DisableCompression: true, // responses are passed on unchanged
+		Protocols:          new(http.Protocols),
+		TLSClientConfig:    secure,
 	}
-	switch {
-	case p.backend.TLS != nil:
-		t.TLSClientConfig = clientConfig(p.backend.TLS)
-		t.Protocols.SetHTTP1(p.backend.Key.Protocol == model.BackendHTTP1)
-		t.Protocols.SetHTTP2(p.backend.Key.Protocol == model.BackendH2C)
-	case p.backend.Key.Protocol == model.BackendH2C:
-		t.Protocols.SetUnencryptedHTTP2(true)
-	default:
-		t.Protocols.SetHTTP1(true)
-	}
+	t.Protocols.SetHTTP2(secure != nil)
+	t.Protocols.SetUnencryptedHTTP2(secure == nil)
 	return t
 }
 

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -86,6 +87,9 @@ func naivePath(m *model.Match, path string) bool {
 // pick returns a random element.
 func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
 
+// unconnected returns a pool that does not connect.
+func unconnected(b *model.Backend) *pool { return newPool(b, nil) }
+
 // TestRandomRoutes compares the index with the naive search for random routes and requests.
 func TestRandomRoutes(t *testing.T) {
 	hosts := []string{"", "*.com", "*.a.com", "*.b.a.com", "a.com", "x.a.com", "b.a.com", "y.b.a.com"}
@@ -126,7 +130,7 @@ func TestRandomRoutes(t *testing.T) {
 			l.Routes = append(l.Routes, model.AttachedRoute{Hostnames: slices.Compact(names), Route: route})
 		}
 		m := newMetrics(prometheus.NewRegistry())
-		table := compile(&model.Config{Ports: map[model.PortID]*model.Port{{}: {Listeners: []*model.Listener{l}}}}, newPool, m.route)
+		table := compile(&model.Config{Ports: map[model.PortID]*model.Port{{}: {Listeners: []*model.Listener{l}}}}, unconnected, m.route, &table{})
 		compiled := table.ports[model.PortID{}].listeners.all
 		for range 100 {
 			host := pick(r, "a.com", "x.a.com", "b.a.com", "y.b.a.com", "z.y.b.a.com", "com", "other.org")
@@ -190,6 +194,46 @@ func TestNormalizeHost(t *testing.T) {
 	}
 }
 
+// TestReuse checks that a change of a route compiles only the hostnames that it affects, and that the table is the same as
+// without a previous one.
+func TestReuse(t *testing.T) {
+	key := model.BackendKey{Service: "s"}
+	pools := map[model.BackendKey]*pool{}
+	poolOf := func(b *model.Backend) *pool {
+		if pools[b.Key] == nil {
+			pools[b.Key] = newPool(b, nil)
+		}
+		return pools[b.Key]
+	}
+	route := func(name, path string, hostnames ...string) model.AttachedRoute {
+		return model.AttachedRoute{Hostnames: hostnames, Route: &model.Route{Name: name, Rules: []*model.Rule{{
+			Matches: []model.Match{{PathKind: model.PathPrefix, Path: path}}, Backends: []model.WeightedBackend{{Backend: &model.Backend{Key: key}, Weight: 1}},
+		}}}}
+	}
+	config := func(routes ...model.AttachedRoute) *model.Config {
+		return &model.Config{Ports: map[model.PortID]*model.Port{{}: {Listeners: []*model.Listener{{Routes: routes}}}}}
+	}
+	m := newMetrics(prometheus.NewRegistry())
+	a, b, c := route("a", "/a", "a.example.com", "*.example.com"), route("b", "/b", "a.example.com"), route("c", "/c", "c.example.com", "")
+	hosts := func(t *table) *hostIndex[*vhost] { return &t.ports[model.PortID{}].listeners.all.hosts }
+	before := compile(config(a, b, c), poolOf, m.route, &table{})
+	changed := route("b", "/changed", "a.example.com")
+	after := compile(config(a, changed, c), poolOf, m.route, before)
+	for pattern, same := range map[string]bool{"a.example.com": false, "*.example.com": true, "c.example.com": true, "": true} {
+		old, _ := hosts(before).get(pattern)
+		now, ok := hosts(after).get(pattern)
+		if !ok || (old == now) != same {
+			t.Errorf("%q: found %v, same %v, want %v", pattern, ok, old == now, same)
+		}
+	}
+	if after.rules[b.Route.Rules[0]] != nil || len(after.rules) != 3 || after.rules[a.Route.Rules[0]] != before.rules[a.Route.Rules[0]] {
+		t.Errorf("rules %v", after.rules)
+	}
+	if again := compile(config(a, changed, c), poolOf, m.route, &table{}); !reflect.DeepEqual(again, after) {
+		t.Errorf("table %+v, want %+v", after, again)
+	}
+}
+
 // BenchmarkCompile compiles 5,000 routes with different hostnames.
 func BenchmarkCompile(b *testing.B) {
 	l := &model.Listener{}
@@ -202,6 +246,6 @@ func BenchmarkCompile(b *testing.B) {
 	c := &model.Config{Ports: map[model.PortID]*model.Port{{}: {Listeners: []*model.Listener{l}}}}
 	m := newMetrics(prometheus.NewRegistry())
 	for b.Loop() {
-		compile(c, newPool, m.route)
+		compile(c, unconnected, m.route, &table{})
 	}
 }

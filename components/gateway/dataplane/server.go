@@ -71,6 +71,7 @@ func (p *Plane) startServer(id model.PortID, c class, number int32) (*server, er
 		s.cancel()
 		return nil, errorOf(id, err)
 	}
+	listener = p.sockets.Listen(listener)
 	if p.cfg.Limits.Connections > 0 {
 		listener = limitConnections(listener, p.cfg.Limits.Connections)
 	}
@@ -92,7 +93,7 @@ func (p *Plane) startServer(id model.PortID, c class, number int32) (*server, er
 		h2.Configure(s.http, h2.Config{Log: p.log})
 		demux := newDemux(s)
 		s.running.Go(demux.run)
-		s.serveHTTP(tls.NewListener(demux, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: s.tlsConfig}))
+		s.serveHTTP(tls.NewListener(h2.Listen(demux), &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: s.tlsConfig}))
 	}
 	return s, nil
 }

@@ -16,8 +16,17 @@ import (
 // table is the compiled form of a model.Config. It is immutable, so that requests need no lock.
 type table struct {
 	ports map[model.PortID]*portTable
-	// routes are the names of all routes.
-	routes map[string]bool
+	// rules are the compiled rules of all routes.
+	rules map[*model.Rule]*rule
+}
+
+// routes returns the names of all routes.
+func (t *table) routes() map[string]bool {
+	out := make(map[string]bool, len(t.rules))
+	for _, r := range t.rules {
+		out[r.route] = true
+	}
+	return out
 }
 
 // portTable are the listeners of a port by hostname.
@@ -41,6 +50,7 @@ type listenerTable struct {
 
 // vhost are the rules for a hostname, indexed by path.
 type vhost struct {
+	routes   []*model.Route // in the order of precedence
 	exact    map[string][]entry
 	prefixes map[string][]entry
 	patterns []entry
@@ -108,59 +118,66 @@ func (t *targets) pick() *target {
 type compiler struct {
 	pool    func(*model.Backend) *pool
 	metrics func(route string) *routeMetrics
+	// before is the table that is replaced. What has not changed is taken from it.
+	before *table
 	// rules contains the compiled rules, which several listeners share.
 	rules map[*model.Rule]*rule
 }
 
-// compile compiles a configuration. pool returns the pool of a backend, metrics the metrics of a route.
-func compile(c *model.Config, pool func(*model.Backend) *pool, metrics func(string) *routeMetrics) *table {
-	x := &compiler{pool: pool, metrics: metrics, rules: map[*model.Rule]*rule{}}
-	t := &table{ports: make(map[model.PortID]*portTable, len(c.Ports))}
+// compile compiles a configuration. pool returns the pool of a backend, metrics the metrics of a route. before is the
+// previous table, with the same pools. Rules, and hostnames with the same routes, are not compiled again.
+func compile(c *model.Config, pool func(*model.Backend) *pool, metrics func(string) *routeMetrics, before *table) *table {
+	x := &compiler{pool: pool, metrics: metrics, before: before, rules: make(map[*model.Rule]*rule, len(before.rules))}
+	t := &table{ports: make(map[model.PortID]*portTable, len(c.Ports)), rules: x.rules}
 	for id, p := range c.Ports {
 		pt := &portTable{kind: p.Listeners[0].Kind}
 		for _, l := range p.Listeners {
 			pt.forwardsTLS = pt.forwardsTLS || l.Kind == model.TLSPassthrough || l.Kind == model.TLSTerminate
 			pt.servesHTTP = pt.servesHTTP || l.Kind == model.HTTP || l.Kind == model.HTTPS
-			pt.listeners.set(l.Hostname, x.listener(l))
+			pt.listeners.set(l.Hostname, x.listener(l, before.listener(id, l)))
 		}
 		t.ports[id] = pt
-	}
-	t.routes = make(map[string]bool, len(x.rules))
-	for _, r := range x.rules {
-		t.routes[r.route] = true
 	}
 	return t
 }
 
+// listener returns the compiled listener with the port and hostname of l, or an empty one if there is none.
+func (t *table) listener(id model.PortID, l *model.Listener) *listenerTable {
+	if p := t.ports[id]; p != nil {
+		if out, ok := p.listeners.get(l.Hostname); ok {
+			return out
+		}
+	}
+	return &listenerTable{}
+}
+
 // listener compiles a listener: it indexes the rules of its HTTP routes by hostname and path, and its TLS, TCP and UDP
-// routes by hostname, of which the oldest takes precedence.
-func (x *compiler) listener(l *model.Listener) *listenerTable {
+// routes by hostname, of which the oldest takes precedence. It uses the hostnames of before whose routes are the same.
+func (x *compiler) listener(l *model.Listener, before *listenerTable) *listenerTable {
 	out := &listenerTable{listener: l}
 	if l.TLS != nil {
 		out.tls = serverConfig(l)
 	}
-	order := 0
-	var hosts []*vhost
+	out.hosts.grow(len(before.hosts.exact))
 	for _, attached := range l.Routes {
-		for _, m := range attached.Route.Rules {
-			r := x.rule(attached.Route.Name, m)
-			for i := range m.Matches {
-				order++
-				for _, name := range attached.Hostnames {
-					h, ok := out.hosts.get(name)
-					if !ok {
-						h = &vhost{exact: map[string][]entry{}, prefixes: map[string][]entry{}}
-						out.hosts.set(name, h)
-						hosts = append(hosts, h)
-					}
-					h.add(entry{&m.Matches[i], r, order})
-				}
+		for _, name := range attached.Hostnames {
+			h, ok := out.hosts.get(name)
+			if !ok {
+				h = &vhost{}
+				out.hosts.set(name, h)
 			}
+			h.routes = append(h.routes, attached.Route)
 		}
 	}
-	for _, h := range hosts {
-		h.sort()
-	}
+	out.hosts.replace(func(name string, h *vhost) *vhost {
+		same, ok := before.hosts.get(name)
+		if ok && slices.Equal(same.routes, h.routes) {
+			x.keep(h.routes)
+			return same
+		}
+		x.index(h)
+		return h
+	})
 	for i := range l.Forwards {
 		f := &forward{name: l.Forwards[i].Name, targets: x.targets(l.Forwards[i].Backends)}
 		for _, name := range l.Forwards[i].Hostnames {
@@ -172,12 +189,44 @@ func (x *compiler) listener(l *model.Listener) *listenerTable {
 	return out
 }
 
+// keep adds the rules of routes that were compiled for the previous table.
+func (x *compiler) keep(routes []*model.Route) {
+	for _, route := range routes {
+		for _, m := range route.Rules {
+			if x.rules[m] == nil {
+				x.rules[m] = x.before.rules[m]
+			}
+		}
+	}
+}
+
+// index indexes the rules of the routes of h.
+func (x *compiler) index(h *vhost) {
+	h.exact, h.prefixes = map[string][]entry{}, map[string][]entry{}
+	order := 0
+	for _, route := range h.routes {
+		for _, m := range route.Rules {
+			r := x.rule(route.Name, m)
+			for i := range m.Matches {
+				order++
+				h.add(entry{&m.Matches[i], r, order})
+			}
+		}
+	}
+	h.sort()
+}
+
 // rule compiles a rule of a route. It returns the same value for each hostname and listener of the rule.
 func (x *compiler) rule(route string, m *model.Rule) *rule {
-	if r := x.rules[m]; r != nil {
+	r := x.rules[m]
+	if r == nil {
+		r = x.before.rules[m]
+	}
+	if r != nil {
+		x.rules[m] = r
 		return r
 	}
-	r := &rule{Rule: m, route: route, targets: x.targets(m.Backends), metrics: x.metrics(route)}
+	r = &rule{Rule: m, route: route, targets: x.targets(m.Backends), metrics: x.metrics(route)}
 	for _, f := range m.Filters.Mirrors {
 		r.mirrors = append(r.mirrors, mirror{x.pool(f.Backend), f.Numerator, f.Denominator})
 	}

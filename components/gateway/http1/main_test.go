@@ -1,0 +1,9 @@
+package http1
+
+import (
+	"testing"
+
+	"hyperkube/internal/testing/leakcheck"
+)
+
+func TestMain(m *testing.M) { leakcheck.Main(m) }
