@@ -67,9 +67,10 @@ type Controller struct {
 	result     atomic.Pointer[translate.Result]
 	translated broadcast.Broadcast
 
-	mu       sync.Mutex                                // guards backends
-	backends map[types.NamespacedName][]*model.Backend // in use, by Service
-	running  sync.WaitGroup                            // informers
+	mu         sync.Mutex                                // guards backends
+	backends   map[types.NamespacedName][]*model.Backend // in use, by Service
+	running    sync.WaitGroup                            // informers
+	translator translate.Translator                      // used by reconcile only
 	// followsConfigMaps is true if the informer of ConfigMaps was started. Only reconcile uses it.
 	followsConfigMaps bool
 }
@@ -187,7 +188,7 @@ func (c *Controller) reconcile(ctx context.Context) {
 			return
 		}
 	}
-	result := translate.Translate(objects)
+	result := c.translator.Translate(objects)
 	c.setBackends(result.Backends)
 	for id, err := range c.cfg.Plane.Apply(result.Config, result.Backends, localPorts(objects.FrontendServices)) {
 		c.cfg.Log.Error("opening a port of a Gateway failed; clients cannot connect to it, retrying when an object changes", "port", id.Number, "service", id.Frontend, "err", err)
@@ -218,7 +219,7 @@ func (c *Controller) objects() translate.Objects {
 
 // setBackends sets the endpoints of backends that are new, and records which backends need endpoints from now on.
 func (c *Controller) setBackends(backends map[model.BackendKey]*model.Backend) {
-	byService := map[types.NamespacedName][]*model.Backend{}
+	byService := make(map[types.NamespacedName][]*model.Backend, len(backends))
 	for _, b := range backends {
 		name := types.NamespacedName{Namespace: b.Key.Namespace, Name: b.Key.Service}
 		byService[name] = append(byService[name], b)

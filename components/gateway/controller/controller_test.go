@@ -125,6 +125,9 @@ func TestMergeParents(t *testing.T) {
 	if len(got) != 3 || got[0].ControllerName != "example.com/other" || got[1].Conditions[0].LastTransitionTime != then || got[2].Conditions[0].LastTransitionTime == then || got[2].Conditions[0].Status != "False" {
 		t.Errorf("parents %+v", got)
 	}
+	if hasParents(current, desired) || !hasParents(got, desired) || hasParents(got, desired[:1]) || hasParents(got[:2], desired) || !hasParents(nil, nil) {
+		t.Error("hasParents does not agree with mergeParents")
+	}
 	if got := mergeParents(nil, nil); got != nil {
 		t.Errorf("without parents: %+v", got)
 	}

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -200,9 +201,34 @@ func (w *writer) writeRoutes(ctx context.Context, s *translate.Status) error {
 func writeRoute[T object](ctx context.Context, w *writer, resource string, kind gatewayv1.Kind, r T, s *translate.Status, statusOf func(T) *gatewayv1.RouteStatus) error {
 	name := types.NamespacedName{Namespace: r.GetNamespace(), Name: r.GetName()}
 	desired := s.Routes[translate.RouteKey{Kind: kind, NamespacedName: name}]
+	if hasParents(statusOf(r).Parents, desired) {
+		return nil // the usual case, in which the object must not be copied
+	}
 	return update(ctx, w, resource, w.controller.src.byKind[resource], name, func(o T) {
 		status := statusOf(o)
 		status.Parents = mergeParents(status.Parents, desired)
+	})
+}
+
+// hasParents reports whether the parent statuses of this controller in current are those of desired.
+func hasParents(current, desired []gatewayv1.RouteParentStatus) bool {
+	own := 0
+	for i := range current {
+		if current[i].ControllerName != translate.ControllerName {
+			continue
+		}
+		if own == len(desired) || !sameParent(&current[i], &desired[own]) {
+			return false
+		}
+		own++
+	}
+	return own == len(desired)
+}
+
+// sameParent reports whether two parent statuses are equal, except for the transition times of their conditions.
+func sameParent(a, b *gatewayv1.RouteParentStatus) bool {
+	return equality.Semantic.DeepEqual(a.ParentRef, b.ParentRef) && slices.EqualFunc(a.Conditions, b.Conditions, func(a, b metav1.Condition) bool {
+		return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message && a.ObservedGeneration == b.ObservedGeneration
 	})
 }
 

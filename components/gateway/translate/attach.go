@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -13,6 +14,7 @@ import (
 // route is a route of any kind (HTTPRoute, GRPCRoute, TLSRoute, TCPRoute or UDPRoute) while it is translated.
 type route struct {
 	metav1.Object
+	created   int64 // creation time in microseconds
 	kind      gatewayv1.Kind
 	parents   []gatewayv1.ParentReference
 	hostnames []string
@@ -28,8 +30,10 @@ type compiled struct {
 	rejected, unresolved *problem
 	// attach adds the route to a listener that can serve connections.
 	attach func(l *listener, hostnames []string)
-	// gateways are called for each Gateway that the route is attached to. It may be nil.
-	gateways func(gw *gateway)
+	// targets are the ports of Services that the route uses, for policies.
+	targets []*policyTarget
+	// services are those from which the result follows, besides the route and the ReferenceGrants.
+	services []usedService
 }
 
 // lower converts hostnames to lower case.
@@ -43,26 +47,32 @@ func lower(hostnames []gatewayv1.Hostname) []string {
 
 // attachRoutes attaches all routes to listeners, from the oldest to the newest, and writes their status.
 func (t *translator) attachRoutes() {
-	var routes []route
+	routes := make([]*route, 0, len(t.HTTPRoutes)+len(t.GRPCRoutes)+len(t.TLSRoutes)+len(t.TCPRoutes)+len(t.UDPRoutes))
+	add := func(o metav1.Object, kind gatewayv1.Kind, parents []gatewayv1.ParentReference, hostnames []string, byHostname bool, compile func() compiled) {
+		created := o.GetCreationTimestamp()
+		routes = append(routes, &route{o, created.UnixMicro(), kind, parents, hostnames, byHostname, compile})
+	}
 	for _, r := range t.HTTPRoutes {
-		routes = append(routes, route{r, "HTTPRoute", r.Spec.ParentRefs, lower(r.Spec.Hostnames), true, func() compiled { return t.compileHTTPRoute(r) }})
+		add(r, "HTTPRoute", r.Spec.ParentRefs, lower(r.Spec.Hostnames), true, func() compiled { return t.compileHTTPRoute(r) })
 	}
 	for _, r := range t.GRPCRoutes {
-		routes = append(routes, route{r, "GRPCRoute", r.Spec.ParentRefs, lower(r.Spec.Hostnames), true, func() compiled { return t.compileGRPCRoute(r) }})
+		add(r, "GRPCRoute", r.Spec.ParentRefs, lower(r.Spec.Hostnames), true, func() compiled { return t.compileGRPCRoute(r) })
 	}
 	for _, r := range t.TLSRoutes {
-		routes = append(routes, route{r, "TLSRoute", r.Spec.ParentRefs, lower(r.Spec.Hostnames), true, func() compiled { return t.compileTLSRoute(r) }})
+		add(r, "TLSRoute", r.Spec.ParentRefs, lower(r.Spec.Hostnames), true, func() compiled { return t.compileTLSRoute(r) })
 	}
 	for _, r := range t.TCPRoutes {
-		routes = append(routes, route{r, "TCPRoute", r.Spec.ParentRefs, nil, false, func() compiled { return t.compileTCPRoute(r) }})
+		add(r, "TCPRoute", r.Spec.ParentRefs, nil, false, func() compiled { return t.compileTCPRoute(r) })
 	}
 	for _, r := range t.UDPRoutes {
-		routes = append(routes, route{r, "UDPRoute", r.Spec.ParentRefs, nil, false, func() compiled { return t.compileUDPRoute(r) }})
+		add(r, "UDPRoute", r.Spec.ParentRefs, nil, false, func() compiled { return t.compileUDPRoute(r) })
 	}
-	slices.SortStableFunc(routes, func(a, b route) int { return byAge[metav1.Object](a, b) })
-	for i := range routes {
-		if routes[i].GetDeletionTimestamp() == nil {
-			t.attachRoute(&routes[i])
+	slices.SortFunc(routes, func(a, b *route) int {
+		return cmp.Or(cmp.Compare(a.created, b.created), cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.kind, b.kind))
+	})
+	for _, r := range routes {
+		if r.GetDeletionTimestamp() == nil {
+			t.attachRoute(r)
 		}
 	}
 }
@@ -72,25 +82,26 @@ func (t *translator) attachRoutes() {
 func (t *translator) attachRoute(r *route) {
 	var c compiled
 	var statuses []gatewayv1.RouteParentStatus
-	attached := map[*listener]bool{}
-	gateways := map[*gateway]bool{}
+	// Most routes have one or two parents.
+	var attached []*listener
+	var gateways []*gateway
 	for _, ref := range r.parents {
 		gw, listeners := t.parentOf(r, ref)
 		if gw == nil {
 			continue
 		}
 		if c.attach == nil {
-			c = r.compile()
+			c = t.compiled(r)
 		}
 		accepted := c.rejected
 		if accepted == nil {
 			var selected []*listener
 			if selected, accepted = t.selectListeners(r, ref, listeners); accepted == nil {
 				for _, l := range selected {
-					if attached[l] {
+					if slices.Contains(attached, l) {
 						continue
 					}
-					attached[l] = true
+					attached = append(attached, l)
 					l.attached++
 					if l.out != nil {
 						c.attach(l, intersectHostnames(l.hostname(), r.hostnames))
@@ -98,9 +109,11 @@ func (t *translator) attachRoute(r *route) {
 				}
 			}
 		}
-		if c.gateways != nil && !gateways[gw] {
-			gateways[gw] = true
-			c.gateways(gw)
+		if !slices.Contains(gateways, gw) {
+			gateways = append(gateways, gw)
+			for _, target := range c.targets {
+				t.policies.used(target, gw)
+			}
 		}
 		statuses = append(statuses, gatewayv1.RouteParentStatus{
 			ParentRef: ref, ControllerName: ControllerName,
@@ -146,14 +159,14 @@ func (t *translator) parentOf(r *route, ref gatewayv1.ParentReference) (*gateway
 // selectListeners returns the listeners that a parent reference of a route selects and that allow the route, or the
 // problem if there is none.
 func (t *translator) selectListeners(r *route, ref gatewayv1.ParentReference, listeners []*listener) ([]*listener, *problem) {
-	p := &problem{string(gatewayv1.RouteReasonNoMatchingParent), "the parent has no listener with this sectionName and port"}
+	var p *problem
 	var out []*listener
 	for _, l := range listeners {
 		if ref.SectionName != nil && *ref.SectionName != l.spec.Name || ref.Port != nil && *ref.Port != l.spec.Port {
 			continue
 		}
 		if !l.accepted() || !t.allowsRoute(l, r) {
-			if len(out) == 0 && p.reason == string(gatewayv1.RouteReasonNoMatchingParent) {
+			if p == nil {
 				p = &problem{string(gatewayv1.RouteReasonNotAllowedByListeners), "no listener allows routes of this kind and namespace"}
 			}
 			continue
@@ -164,10 +177,13 @@ func (t *translator) selectListeners(r *route, ref gatewayv1.ParentReference, li
 		}
 		out = append(out, l)
 	}
-	if len(out) > 0 {
-		p = nil
+	switch {
+	case len(out) > 0:
+		return out, nil
+	case p == nil:
+		p = &problem{string(gatewayv1.RouteReasonNoMatchingParent), "the parent has no listener with this sectionName and port"}
 	}
-	return out, p
+	return nil, p
 }
 
 // allowsRoute reports whether allowedRoutes of a listener allows the kind and namespace of a route. By default, only

@@ -12,6 +12,9 @@ func intersectHostnames(listener string, hostnames []string) []string {
 	if len(hostnames) == 0 {
 		return []string{listener}
 	}
+	if listener == "" && len(hostnames) == 1 {
+		return hostnames // the usual case, without a copy
+	}
 	var out []string
 	for _, h := range hostnames {
 		switch {

@@ -21,6 +21,7 @@ type ruleCompiler struct {
 	protocol             model.BackendProtocol
 	rejected, unresolved *problem
 	backends             []*policyTarget
+	services             []usedService
 }
 
 // compileHTTPRoute compiles the rules of an HTTPRoute.
@@ -36,14 +37,9 @@ func (t *translator) compileHTTPRoute(r *gatewayv1.HTTPRoute) compiled {
 // result returns the result of compiling a route with the rules of out.
 func (c *ruleCompiler) result(out *model.Route) compiled {
 	return compiled{
-		rejected: c.rejected, unresolved: c.unresolved,
+		rejected: c.rejected, unresolved: c.unresolved, targets: c.backends, services: c.services,
 		attach: func(l *listener, hostnames []string) {
 			l.out.Routes = append(l.out.Routes, model.AttachedRoute{Hostnames: hostnames, Route: out})
-		},
-		gateways: func(gw *gateway) {
-			for _, target := range c.backends {
-				c.t.policies.used(target, gw)
-			}
 		},
 	}
 }
@@ -157,6 +153,7 @@ func (c *ruleCompiler) pattern(expression string) *regexp.Regexp {
 // references and the result has no Backend; requests for it are answered with an error.
 func (c *ruleCompiler) weighted(ref gatewayv1.BackendRef, filters model.Filters) model.WeightedBackend {
 	backend, target, p := c.t.backend(c.from, ref.BackendObjectReference, c.protocol)
+	c.services = append(c.services, c.t.use(c.from, ref.BackendObjectReference, backend, target))
 	if p != nil {
 		c.unresolve(p)
 	}

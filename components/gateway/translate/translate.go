@@ -113,6 +113,7 @@ type Result struct {
 // Size: a method for each kind of object and for each of its parts.
 type translator struct {
 	Objects
+	kept     *Translator
 	grants   grants
 	policies *policies
 	backends map[model.BackendKey]*model.Backend
@@ -126,18 +127,25 @@ type translator struct {
 }
 
 // Translate translates objects.
-func Translate(o Objects) Result {
-	t := &translator{
-		Objects: o, grants: indexGrants(o.Grants), backends: map[model.BackendKey]*model.Backend{},
+func Translate(o Objects) Result { return new(Translator).Translate(o) }
+
+// newTranslator returns the state of a translation. kept contains compiled routes of earlier ones.
+func newTranslator(o Objects, kept *Translator) *translator {
+	return &translator{
+		Objects: o, kept: kept, grants: indexGrants(o.Grants), backends: make(map[model.BackendKey]*model.Backend, kept.backends),
 		classes: map[string]*gatewayv1.GatewayClass{}, gateways: map[types.NamespacedName]*gateway{},
 		sets: map[types.NamespacedName]*listenerSet{}, ports: map[model.PortID]*port{},
 		status: Status{
 			Classes: map[string][]metav1.Condition{}, Gateways: map[types.NamespacedName]gatewayv1.GatewayStatus{},
-			ListenerSets: map[types.NamespacedName]gatewayv1.ListenerSetStatus{}, Routes: map[RouteKey][]gatewayv1.RouteParentStatus{},
+			ListenerSets: map[types.NamespacedName]gatewayv1.ListenerSetStatus{}, Routes: make(map[RouteKey][]gatewayv1.RouteParentStatus, len(o.HTTPRoutes)+len(o.GRPCRoutes)),
 			Policies: map[types.NamespacedName][]gatewayv1.PolicyAncestorStatus{}, Ingresses: map[types.NamespacedName][]networkingv1.IngressLoadBalancerIngress{},
 			IngressProblems: map[types.NamespacedName][]string{},
 		},
 	}
+}
+
+// translate translates the objects. It must be called once.
+func (t *translator) translate() Result {
 	t.policies = t.indexPolicies()
 	t.collectClasses()
 	t.collectGateways()
@@ -151,6 +159,7 @@ func Translate(o Objects) Result {
 	t.addIngresses()
 	t.writeGatewayStatus()
 	t.policies.writeStatus(t.status.Policies)
+	t.kept.backends = len(t.backends)
 	return Result{Config: t.config(), Backends: t.backends, Frontends: t.frontends(), Status: t.status}
 }
 
