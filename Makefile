@@ -31,7 +31,7 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance upgrade-test fuzz vulncheck lint generate bench bench-scale install clean runtime release release-test
+.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance upgrade-test fuzz vulncheck lint generate bench bench-gateway bench-scale install clean runtime release release-test
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ generate: ## regenerate generated files; the page of the dashboard needs npm
 
 bench: build ## run the benchmarks of docs/development/performance.md
 	$(SUDO) env "PATH=$$PATH" scripts/bench
+
+bench-gateway: setup ## benchmark the gateway beside nginx, haproxy and Caddy; FLAGS=… are flags of the benchmark
+	@scripts/bench-gateway $(FLAGS)
 
 bench-scale: build ## benchmark the API server with 10,000 to 100,000 pods; takes minutes
 	$(SUDO) env "PATH=$$PATH" go run ./e2e/scale -up
