@@ -96,6 +96,15 @@ func TestDesiredService(t *testing.T) {
 	if ports[model.PortID{Frontend: "gateway-x", Number: 53, UDP: true}] != 20002 {
 		t.Errorf("local ports %v", ports)
 	}
+	f.Addresses = []string{"192.0.2.1", "2001:db8::1"}
+	if svc, err := c.desiredService(f, existing, owner, allocate); err != nil || svc.Annotations[addressesAnnotation] != "192.0.2.1,2001:db8::1" {
+		t.Errorf("Service with addresses %+v, error %v", svc, err)
+	}
+	f.Type = corev1.ServiceTypeClusterIP
+	if svc, err := c.desiredService(f, nil, owner, allocate); err != nil || svc.Spec.ClusterIP != "192.0.2.1" || len(svc.Spec.ClusterIPs) != 2 || svc.Annotations[addressesAnnotation] != "" {
+		t.Errorf("internal Service with addresses %+v, error %v", svc, err)
+	}
+	f.Type, f.Addresses = corev1.ServiceTypeLoadBalancer, nil
 	errFull := errors.New("full")
 	if _, err := c.desiredService(f, nil, owner, func() (int32, error) { return 0, errFull }); !errors.Is(err, errFull) {
 		t.Errorf("without local ports: %v", err)

@@ -10,8 +10,8 @@ import (
 func supportedFeatures() []gatewayv1.SupportedFeature {
 	names := []gatewayv1.FeatureName{
 		"BackendTLSPolicy", "BackendTLSPolicySANValidation",
-		"GRPCRoute",
-		"Gateway", "GatewayFrontendClientCertificateValidation", "GatewayFrontendClientCertificateValidationInsecureFallback",
+		"GRPCRoute", "GRPCRouteNamedRouteRule",
+		"Gateway", "GatewayAddressEmpty", "GatewayBackendClientCertificate", "GatewayFrontendClientCertificateValidation", "GatewayFrontendClientCertificateValidationInsecureFallback",
 		"GatewayHTTPListenerIsolation", "GatewayHTTPSListenerDetectMisdirectedRequests", "GatewayPort8080",
 		"HTTPRoute", "HTTPRoute303RedirectStatusCode", "HTTPRoute307RedirectStatusCode", "HTTPRoute308RedirectStatusCode",
 		"HTTPRouteBackendProtocolH2C", "HTTPRouteBackendProtocolWebSocket", "HTTPRouteBackendRequestHeaderModification",

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -26,6 +27,8 @@ const (
 	// annotation with its namespace.
 	gatewayLabel        = "gateway.networking.k8s.io/gateway-name"
 	namespaceAnnotation = "hyperkube.io/gateway-namespace"
+	// addressesAnnotation requests addresses from the load balancer.
+	addressesAnnotation = "metallb.io/loadBalancerIPs"
 )
 
 // The range of ports at which the gateway's pods listen. They are the target ports of the gateway's Services.
@@ -65,6 +68,16 @@ func (c *Controller) desiredService(f *translate.Frontend, existing *corev1.Serv
 			svc.Labels[gatewayLabel] = f.Gateway.Name
 		}
 	}
+	if _, ok := f.Annotations[addressesAnnotation]; !ok {
+		delete(svc.Annotations, addressesAnnotation)
+	}
+	if len(f.Addresses) > 0 {
+		if f.Type == corev1.ServiceTypeLoadBalancer {
+			svc.Annotations[addressesAnnotation] = strings.Join(f.Addresses, ",")
+		} else if existing == nil { // cannot be changed later
+			svc.Spec.ClusterIP, svc.Spec.ClusterIPs = f.Addresses[0], f.Addresses
+		}
+	}
 	svc.Spec.Type, svc.Spec.Selector = f.Type, c.cfg.Selector
 	svc.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyPreferDualStack)
 	if f.Type == corev1.ServiceTypeLoadBalancer {
@@ -102,8 +115,8 @@ func merge(a, b map[string]string) map[string]string {
 	return out
 }
 
-// syncServices creates, updates and deletes Services of the gateway so that they are those of frontends. It stops at
-// the first error, for example if all local ports are in use.
+// syncServices creates, updates and deletes Services of the gateway so that they are those of frontends. It returns the errors of
+// all Services, for example if all local ports are in use or a Gateway requests an address that is not available.
 func (w *writer) syncServices(ctx context.Context, frontends []translate.Frontend) error {
 	c := w.controller
 	existing := map[string]*corev1.Service{}
@@ -127,13 +140,15 @@ func (w *writer) syncServices(ctx context.Context, frontends []translate.Fronten
 		return 0, fmt.Errorf("all %d local ports of the gateway are in use", lastLocalPort-firstLocalPort+1)
 	}
 	api := c.cfg.Clients.Kube.CoreV1().Services(c.cfg.Namespace)
+	var failed []error
 	for i := range frontends {
 		f := &frontends[i]
 		old := existing[f.Name]
 		delete(existing, f.Name)
 		desired, err := c.desiredService(f, old, w.owner, allocate)
 		if err != nil {
-			return err
+			failed = append(failed, err)
+			continue
 		}
 		switch {
 		case old == nil:
@@ -142,13 +157,13 @@ func (w *writer) syncServices(ctx context.Context, frontends []translate.Fronten
 			_, err = api.Update(ctx, desired, metav1.UpdateOptions{FieldManager: managedBy})
 		}
 		if err != nil {
-			return fmt.Errorf("writing Service %s of the gateway: %w", f.Name, err)
+			failed = append(failed, fmt.Errorf("writing Service %s of the gateway: %w", f.Name, err))
 		}
 	}
 	for name := range existing {
 		if err := api.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("deleting Service %s of the gateway: %w", name, err)
+			failed = append(failed, fmt.Errorf("deleting Service %s of the gateway: %w", name, err))
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -59,8 +60,8 @@ func (w *writer) run(ctx context.Context) error {
 	}
 }
 
-// write writes the Services and statuses of the last translation. It does nothing before the first translation, and
-// stops at the first error.
+// write writes the Services and statuses of the last translation. It does nothing before the first translation. It writes
+// all Services, and statuses up to the first error.
 func (w *writer) write(ctx context.Context) error {
 	result := w.controller.result.Load()
 	if result == nil {
@@ -69,10 +70,7 @@ func (w *writer) write(ctx context.Context) error {
 	if err := w.findOwner(ctx); err != nil {
 		return err
 	}
-	if err := w.syncServices(ctx, result.Frontends); err != nil {
-		return err
-	}
-	return w.writeStatuses(ctx, &result.Status)
+	return errors.Join(w.syncServices(ctx, result.Frontends), w.writeStatuses(ctx, &result.Status))
 }
 
 // findOwner finds the DaemonSet of the gateway, which owns the Services, so that they are deleted with it.
@@ -123,9 +121,20 @@ func update[T object](ctx context.Context, w *writer, resource string, informer 
 	return nil
 }
 
+// optionalConditions are the types of conditions that are absent instead of False.
+var optionalConditions = []string{
+	string(gatewayv1.GatewayConditionInsecureFrontendValidationMode), string(gatewayv1.GatewayConditionResolvedRefs),
+	string(gatewayv1.ListenerConditionOverlappingTLSConfig),
+}
+
 // setConditions replaces the conditions of this controller in list, and keeps the transition times of unchanged ones and
 // the conditions of other types.
 func setConditions(list *[]metav1.Condition, conditions []metav1.Condition) {
+	for _, kind := range optionalConditions {
+		if meta.FindStatusCondition(conditions, kind) == nil {
+			meta.RemoveStatusCondition(list, kind)
+		}
+	}
 	for _, c := range conditions {
 		meta.SetStatusCondition(list, c)
 	}
@@ -285,9 +294,6 @@ func mergeAncestors(current, desired []gatewayv1.PolicyAncestorStatus) []gateway
 // time, and conditions of other controllers are kept.
 func setGatewayStatus(to *gatewayv1.GatewayStatus, desired gatewayv1.GatewayStatus) {
 	setConditions(&to.Conditions, desired.Conditions)
-	if meta.FindStatusCondition(desired.Conditions, string(gatewayv1.GatewayConditionInsecureFrontendValidationMode)) == nil {
-		meta.RemoveStatusCondition(&to.Conditions, string(gatewayv1.GatewayConditionInsecureFrontendValidationMode))
-	}
 	to.Addresses, to.AttachedListenerSets = desired.Addresses, desired.AttachedListenerSets
 	listeners := make([]gatewayv1.ListenerStatus, 0, len(desired.Listeners))
 	for _, d := range desired.Listeners {

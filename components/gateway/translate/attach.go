@@ -29,7 +29,7 @@ type compiled struct {
 	// rejected is why the route is not accepted, unresolved why a reference is not resolved.
 	rejected, unresolved *problem
 	// attach adds the route to a listener that can serve connections.
-	attach func(l *listener, hostnames []string)
+	attach func(t *translator, l *listener, hostnames []string)
 	// targets are the ports of Services that the route uses, for policies.
 	targets []*policyTarget
 	// services are those from which the result follows, besides the route and the ReferenceGrants.
@@ -104,7 +104,7 @@ func (t *translator) attachRoute(r *route) {
 					attached = append(attached, l)
 					l.attached++
 					if l.out != nil {
-						c.attach(l, intersectHostnames(l.hostname(), r.hostnames))
+						c.attach(t, l, intersectHostnames(l.hostname(), r.hostnames))
 					}
 				}
 			}

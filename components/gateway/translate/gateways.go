@@ -3,6 +3,7 @@ package translate
 import (
 	"cmp"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"maps"
 	"slices"
@@ -22,8 +23,13 @@ type gateway struct {
 	*gatewayv1.Gateway
 	frontend string
 	service  corev1.ServiceType
-	// problem is why the whole Gateway is not accepted.
-	problem *problem
+	// problem is why the whole Gateway is not accepted, and unresolved why its client certificate is invalid.
+	problem, unresolved *problem
+	// client is the certificate for connections to backends with TLS, or nil. clientVersion identifies it.
+	client        *tls.Certificate
+	clientVersion string
+	// addresses are those that the Gateway requests. It gets any if there are none.
+	addresses []string
 	// listeners are those of the Gateway, then those of its ListenerSets from the oldest to the newest.
 	listeners []*listener
 	sets      []*listenerSet
@@ -62,9 +68,8 @@ func (t *translator) collectGateways() {
 		}
 		gw := &gateway{Gateway: obj}
 		gw.frontend, gw.service = t.frontendOf(obj)
-		if len(obj.Spec.Addresses) > 0 {
-			gw.problem = &problem{string(gatewayv1.GatewayReasonUnsupportedAddress), "spec.addresses is not supported"}
-		}
+		gw.requestAddresses()
+		t.resolveClientCertificate(gw)
 		if infra := obj.Spec.Infrastructure; infra != nil && infra.ParametersRef != nil {
 			gw.problem = &problem{string(gatewayv1.GatewayReasonInvalidParameters), "parametersRef is not supported"}
 		}
@@ -140,7 +145,7 @@ func (t *translator) frontends() []Frontend {
 	for _, gw := range t.ordered {
 		f := &Frontend{Name: gw.frontend, Type: gw.service}
 		if gw.frontend != SharedFrontend {
-			f.Gateway = nameOf(gw)
+			f.Gateway, f.Addresses = nameOf(gw), gw.addresses
 			if infra := gw.Spec.Infrastructure; infra != nil {
 				f.Labels, f.Annotations = convertMap(infra.Labels), convertMap(infra.Annotations)
 			}

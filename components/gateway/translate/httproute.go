@@ -38,8 +38,8 @@ func (t *translator) compileHTTPRoute(r *gatewayv1.HTTPRoute) compiled {
 func (c *ruleCompiler) result(out *model.Route) compiled {
 	return compiled{
 		rejected: c.rejected, unresolved: c.unresolved, targets: c.backends, services: c.services,
-		attach: func(l *listener, hostnames []string) {
-			l.out.Routes = append(l.out.Routes, model.AttachedRoute{Hostnames: hostnames, Route: out})
+		attach: func(t *translator, l *listener, hostnames []string) {
+			l.out.Routes = append(l.out.Routes, model.AttachedRoute{Hostnames: hostnames, Route: t.authenticate(out, l.gateway)})
 		},
 	}
 }

@@ -47,7 +47,7 @@ func (t *translator) compileForward(kind, namespace, name string, refs []gateway
 		}
 		forward.Backends = append(forward.Backends, model.WeightedBackend{Backend: backend, Weight: ptr.Deref(ref.Weight, 1)})
 	}
-	return compiled{unresolved: unresolved, attach: func(l *listener, hostnames []string) {
+	return compiled{unresolved: unresolved, attach: func(_ *translator, l *listener, hostnames []string) {
 		f := forward
 		f.Hostnames = hostnames
 		l.out.Forwards = append(l.out.Forwards, f)

@@ -18,7 +18,7 @@ func (t *translator) writeGatewayStatus() {
 
 // gatewayStatus returns the status of a Gateway.
 func (t *translator) gatewayStatus(gw *gateway) gatewayv1.GatewayStatus {
-	addresses := t.addressesOf(gw.frontend)
+	addresses, missing := gw.granted(t.addressesOf(gw.frontend))
 	status := gatewayv1.GatewayStatus{Addresses: addresses, Listeners: []gatewayv1.ListenerStatus{}}
 	valid, invalid, attachedSets := 0, 0, int32(0)
 	for _, l := range gw.listeners {
@@ -54,10 +54,15 @@ func (t *translator) gatewayStatus(gw *gateway) gatewayv1.GatewayStatus {
 	switch {
 	case accepted.Status != metav1.ConditionTrue:
 		programmed = failed(programmed.Type, string(gatewayv1.GatewayReasonInvalid), "the Gateway is not accepted", gw.Generation)
+	case missing != "":
+		programmed = failed(programmed.Type, string(gatewayv1.GatewayReasonAddressNotUsable), "the Service of the gateway does not have the address "+missing, gw.Generation)
 	case len(addresses) == 0:
 		programmed = failed(programmed.Type, string(gatewayv1.GatewayReasonAddressNotAssigned), t.unassigned(gw.frontend), gw.Generation)
 	}
 	status.Conditions = []metav1.Condition{accepted, programmed}
+	if gw.hasClientCertificate() {
+		status.Conditions = append(status.Conditions, resolve(string(gatewayv1.GatewayConditionResolvedRefs), string(gatewayv1.GatewayReasonResolvedRefs), gw.unresolved, gw.Generation))
+	}
 	if gw.allowsInsecureClients() {
 		status.Conditions = append(status.Conditions, condition(string(gatewayv1.GatewayConditionInsecureFrontendValidationMode), string(gatewayv1.GatewayReasonConfigurationChanged),
 			"clients without a valid certificate are admitted", gw.Generation))
@@ -101,7 +106,11 @@ func (t *translator) listenerConditions(l *listener, generation int64) []metav1.
 	case !t.serves(l.port):
 		programmed = failed(programmed.Type, string(gatewayv1.ListenerReasonPending), "the Service of the gateway does not have the port yet", generation)
 	}
-	return []metav1.Condition{accepted, programmed, refs, conflicted}
+	out := []metav1.Condition{accepted, programmed, refs, conflicted}
+	if other := t.overlapping(l); other != nil {
+		out = append(out, condition(string(gatewayv1.ListenerConditionOverlappingTLSConfig), string(gatewayv1.ListenerReasonOverlappingHostnames), "the hostname overlaps with that of listener "+other.Name, generation))
+	}
+	return out
 }
 
 // acceptedListeners returns the number of the set's listeners that are accepted and can serve connections.

@@ -73,6 +73,8 @@ type Frontend struct {
 	Type corev1.ServiceType
 	// Gateway is the Gateway that the Service belongs to. It is empty for SharedFrontend.
 	Gateway types.NamespacedName
+	// Addresses are those that the Service must have. It gets any if there are none.
+	Addresses []string
 	// Labels and Annotations are those of the Gateway's infrastructure.
 	Labels, Annotations map[string]string
 	// Ports are sorted.
