@@ -31,7 +31,7 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance upgrade-test fuzz vulncheck lint generate bench bench-gateway bench-scale install clean runtime release release-test
+.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance gateway-conformance-subset upgrade-test fuzz vulncheck lint generate bench bench-gateway bench-scale install clean runtime release release-test
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,7 +59,8 @@ test: build ## check formatting, vet, lint, then run unit and e2e tests
 	@scripts/check-format
 	go vet ./...
 	$(RUNTIME_GO) vet -tags seccomp ./components/runtime/...
-	$(MAKE) --no-print-directory lint unit e2e e2e-browser RUN=TestSmoke
+	$(MAKE) --no-print-directory lint unit e2e gateway-conformance-subset
+	$(MAKE) --no-print-directory e2e-browser RUN=TestSmoke
 
 unit: ## unit tests, the concurrent packages under the race detector
 	h2spec=$$(scripts/h2spec) && HYPERKUBE_H2SPEC=$$h2spec go test -timeout 30m $$(go list ./... | grep -v /components/runtime)
@@ -79,8 +80,12 @@ e2e-browser: build ## run the tests of the dashboard in headless Chromium; RUN=R
 check-bundle: ## report whether the committed page of the dashboard is the one that its sources produce; needs npm
 	cd components/dashboard/web && go run . -check
 
-gateway-conformance: build ## run the conformance suite of the Gateway API against the cluster of $KUBECONFIG with the add-on gateway; FLAGS=… are flags of the suite
-	cd e2e/gatewayconformance && HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 30m -v . --gateway-class=hyperkube-internal $(FLAGS)
+gateway-conformance: build ## run the conformance suite of the Gateway API; RUN=REGEXP selects tests, FLAGS=… are flags of the suite; needs root
+	cd e2e/gatewayconformance && $(SUDO) env "PATH=$$PATH" HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 30m -v \
+	  -run 'TestConformance/$(or $(RUN),.)' . --gateway-class=hyperkube-internal $(FLAGS)
+
+gateway-conformance-subset: ## run one test of the suite for each kind of route with a hostname
+	@$(MAKE) --no-print-directory gateway-conformance RUN='^(HTTPRouteSimpleSameNamespace|GRPCExactMethodMatching|TLSRouteSimpleSameNamespace)'
 
 upgrade-test: build ## upgrade clusters of an earlier build, FROM=COMMIT, to this one; needs root
 	@scripts/upgrade-test $(FROM)

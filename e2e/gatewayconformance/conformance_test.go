@@ -4,6 +4,8 @@
 //
 //	make gateway-conformance
 //
+// `make test` runs the tests of the target gateway-conformance-subset: one for each kind of route with a hostname.
+//
 // The suite is the official one, sigs.k8s.io/gateway-api/conformance. The backend images of its manifests are built from
 // the sources in the same module, and imported under the names that the manifests use.
 package gatewayconformance
@@ -37,18 +39,17 @@ func backends() map[string][]string {
 
 // TestConformance runs the suite. The flags of the suite select profiles and tests, see conformance/utils/flags.
 func TestConformance(t *testing.T) {
-	binary := os.Getenv("HYPERKUBE_E2E")
 	if binary == "" {
 		t.Skip("$HYPERKUBE_E2E is not set")
 	}
 	for program, images := range backends() {
-		importImage(t, binary, program, images)
+		importImage(t, program, images)
 	}
 	conformance.RunConformance(t)
 }
 
 // importImage builds a program and imports images that run it.
-func importImage(t *testing.T, binary, program string, names []string) {
+func importImage(t *testing.T, program string, names []string) {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "program")
@@ -83,7 +84,7 @@ func importImage(t *testing.T, binary, program string, names []string) {
 			t.Fatalf("packing %s: %v", program, err)
 		}
 		args := []string{"image", "import", archive}
-		if root := os.Getenv("HYPERKUBE_E2E_ROOT"); root != "" {
+		if root != "" {
 			args = append(args, "--root", root)
 		}
 		if out, err := exec.CommandContext(t.Context(), binary, args...).CombinedOutput(); err != nil {
