@@ -28,7 +28,7 @@ func TestAddons(t *testing.T) {
 		"dns":        "ClusterRole ClusterRoleBinding Deployment Service ServiceAccount",
 		"gateway":    "ClusterRole ClusterRoleBinding" + strings.Repeat(" CustomResourceDefinition", 10) + " DaemonSet GatewayClass GatewayClass GatewayClass IngressClass Role RoleBinding ServiceAccount",
 		"local-path": "StorageClass",
-		"metrics":    "APIService ClusterRole ClusterRole ClusterRoleBinding Deployment RoleBinding Service ServiceAccount",
+		"metrics":    "APIService APIService ClusterRole ClusterRole ClusterRoleBinding Deployment RoleBinding Service ServiceAccount",
 		"network":    "ClusterRole ClusterRoleBinding",
 	} {
 		a, err := FindAddon(name)
@@ -39,7 +39,7 @@ func TestAddons(t *testing.T) {
 			t.Errorf("%s: kinds %s, want %s", name, got, want)
 		}
 		if name == "metrics" {
-			want = "APIService ClusterRole"
+			want = "APIService APIService ClusterRole"
 		}
 		if got := strings.Join(kinds(a, true), " "); got != want {
 			t.Errorf("%s in process: kinds %s, want %s", name, got, want)

@@ -3,10 +3,13 @@ package metrics
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,6 +20,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"hyperkube/internal/serving/metricshistory"
 )
 
 // kubelet is a transport that responds as a kubelet whose node uses half a core.
@@ -28,7 +33,7 @@ type kubelet struct {
 func (k *kubelet) RoundTrip(req *http.Request) (*http.Response, error) {
 	k.scrapes.Add(1)
 	now := time.Now()
-	text := kubeletMetrics(now.Unix(), now.Sub(k.began).Seconds()/2, 0)
+	text := kubeletSummary(now.Unix(), now.Sub(k.began).Seconds()/2, 0)
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text)), Request: req}, nil
 }
 
@@ -43,7 +48,8 @@ func TestInProcess(t *testing.T) {
 		node.Status.DaemonEndpoints.KubeletEndpoint.Port = 10250
 		inf := informers.NewSharedInformerFactory(fake.NewClientset(node), 0)
 		k := &kubelet{began: time.Now()}
-		s, err := NewInProcess(InProcessConfig{Informers: inf, Kubelets: k, Log: slog.New(slog.DiscardHandler)})
+		served := &Switch{}
+		s, err := NewInProcess(InProcessConfig{Informers: inf, Kubelets: k, History: served, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,13 +85,40 @@ func TestInProcess(t *testing.T) {
 		get("/nodes", `"cpu":"500m"`)
 		scrapes(0)
 		time.Sleep(time.Hour)
-		scrapes(int64(idleAfter/resolution) - 1)
+		scrapes(int64(idleAfter / resolution))
 		began := time.Now()
 		get("/nodes", `"window":"1s"`)
 		if took := time.Since(began); took > 2*time.Second {
 			t.Errorf("response after %v", took)
 		}
 		scrapes(2)
+		time.Sleep(time.Hour)
+		scrapes(int64(idleAfter / resolution))
+
+		// The history needs scrapes without requests.
+		served.Set(true)
+		time.Sleep(historyDelay - time.Millisecond)
+		scrapes(0)
+		time.Sleep(10 * time.Minute)
+		scrapes(42) // one more, because the first two are a second apart
+		w := &httptest.ResponseRecorder{Body: &bytes.Buffer{}}
+		s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, historyPrefix+"/nodes/n", nil))
+		var h metricshistory.History
+		if err := json.Unmarshal(w.Body.Bytes(), &h); err != nil {
+			t.Fatal(err)
+		}
+		cpu := h.Series[metricshistory.CPU].Values
+		if len(cpu) != 41 || !math.IsNaN(float64(cpu[0])) || slices.ContainsFunc(cpu[1:], func(v float32) bool { return v != 0.5 }) {
+			t.Errorf("the history of the CPU usage is %v", cpu)
+		}
+		served.Set(false)
+		time.Sleep(time.Hour)
+		k.scrapes.Store(0)
+		time.Sleep(time.Hour)
+		scrapes(0)
+		if keys := s.historyAPI.store.Keys(metricshistory.Nodes, ""); len(keys) > 0 {
+			t.Errorf("the history has %v after it was disabled", keys)
+		}
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)

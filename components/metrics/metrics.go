@@ -16,13 +16,15 @@ import (
 	"k8s.io/client-go/tools/cache"
 	certutil "k8s.io/client-go/util/cert"
 
+	"hyperkube/components/metrics/history"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/client"
 	"hyperkube/internal/serving/tlsdefaults"
 )
 
 // Config configures a Server.
 type Config struct {
-	// Clients authenticate as a user that may list nodes and pods, and read nodes/metrics and the
+	// Clients authenticate as a user that may list nodes and pods, and read nodes/stats and the
 	// ConfigMap kube-system/extension-apiserver-authentication.
 	Clients *client.Clients
 	// Address to serve HTTPS on. The certificate is self-signed; the APIService disables its
@@ -39,11 +41,12 @@ type Config struct {
 // Server scrapes the kubelets and serves the metrics API in its own process, behind the aggregation
 // layer of API servers.
 type Server struct {
-	cfg     Config
-	api     api
-	scraper scraper
-	auth    *frontProxyAuth
-	ready   chan struct{}
+	cfg        Config
+	api        api
+	historyAPI historyAPI
+	scraper    *scraper
+	auth       *frontProxyAuth
+	ready      chan struct{}
 }
 
 // New validates cfg and returns a Server. A resolution of less than a second is an error; 0 means 15 seconds.
@@ -74,20 +77,22 @@ func New(cfg Config) (*Server, error) {
 	if err := core.Pods().Informer().SetTransform(stripPod); err != nil {
 		return nil, err
 	}
-	scrapes := &scrapeStore{}
+	scrapes, store := &scrapeStore{}, history.NewStore(history.Limit)
 	return &Server{
-		cfg: cfg,
-		api: api{nodes: core.Nodes().Lister(), pods: core.Pods().Lister(), scrapes: scrapes},
-		scraper: scraper{
+		cfg:        cfg,
+		api:        api{nodes: core.Nodes().Lister(), pods: core.Pods().Lister(), scrapes: scrapes},
+		historyAPI: historyAPI{store: store, nodes: core.Nodes().Lister()},
+		scraper: &scraper{
 			kubelets: httpClient, nodes: core.Nodes().Lister(), scrapes: scrapes, interval: cfg.Resolution, log: cfg.Log,
-			synced: []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
+			history: recorder{store: store, pods: core.Pods().Lister()},
+			synced:  []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
 		},
 		auth: &frontProxyAuth{kube: cfg.Clients.Kube}, ready: make(chan struct{}),
 	}, nil
 }
 
 // stripPod reduces a pod in the informer's cache to the fields that the server needs: its identity,
-// labels, node and phase.
+// labels, node, phase and restarts.
 func stripPod(obj any) (any, error) {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -97,7 +102,19 @@ func stripPod(obj any) (any, error) {
 	out.Name, out.Namespace, out.UID, out.ResourceVersion = pod.Name, pod.Namespace, pod.UID, pod.ResourceVersion
 	out.Labels, out.CreationTimestamp, out.Spec.NodeName = pod.Labels, pod.CreationTimestamp, pod.Spec.NodeName
 	out.Status.Phase = pod.Status.Phase
+	out.Status.InitContainerStatuses, out.Status.ContainerStatuses = stripStatuses(pod.Status.InitContainerStatuses), stripStatuses(pod.Status.ContainerStatuses)
 	return out, nil
+}
+
+// stripStatuses reduces the statuses of containers to the numbers of restarts, without those that have not been restarted.
+func stripStatuses(statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
+	var out []corev1.ContainerStatus
+	for i := range statuses {
+		if n := statuses[i].RestartCount; n > 0 {
+			out = append(out, corev1.ContainerStatus{RestartCount: n})
+		}
+	}
+	return out
 }
 
 // Ready returns a channel that is closed once all kubelets have been scraped for the first time.
@@ -147,22 +164,18 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// scrapeLoop scrapes all kubelets at each resolution interval until ctx is cancelled. After the first time the
+// scrapeLoop scrapes all kubelets at each multiple of the resolution until ctx is cancelled. After the first time the
 // server is ready.
 func (s *Server) scrapeLoop(ctx context.Context) {
 	if !cache.WaitForCacheSync(ctx.Done(), s.scraper.synced...) {
 		return
 	}
-	ticker := time.NewTicker(s.cfg.Resolution)
-	defer ticker.Stop()
 	for first := true; ; first = false {
 		s.scraper.scrapeAll(ctx)
 		if first {
 			close(s.ready)
 		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
+		if !lifecycle.Pause(ctx, untilNext(time.Now(), s.cfg.Resolution)) {
 			return
 		}
 	}

@@ -1,21 +1,17 @@
-// Package metrics is the metrics server add-on. It serves the API metrics.k8s.io/v1beta1, behind
-// the API server's aggregation layer, from the /metrics/resource endpoints of kubelets. `kubectl
-// top` and autoscalers use this API.
+// Package metrics is the metrics server add-on. It reads the endpoint /stats/summary of kubelets and serves two APIs,
+// behind the API server's aggregation layer: metrics.k8s.io/v1beta1 with the current usage, for `kubectl top` and autoscalers,
+// and history.metrics.hyperkube.io/v1alpha1 with the usage of the last hour and day.
 //
 // https://kubernetes.io/docs/tasks/debug/debug-cluster/resource-metrics-pipeline/
 package metrics
 
 import (
 	"cmp"
-	"fmt"
-	"io"
+	"math"
 	"slices"
 	"sync"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -45,55 +41,16 @@ type target struct{ namespace, pod, container string }
 // scrape contains the samples that one scrape of a kubelet has returned.
 type scrape map[target]*sample
 
-// parse parses text, the response of /metrics/resource. Samples without a timestamp get the time
-// now.
-func parse(text io.Reader, now time.Time) (scrape, error) {
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(text)
-	if err != nil {
-		return nil, fmt.Errorf("parsing metrics: %w", err)
-	}
-	out := scrape{}
-	read := func(name string, set func(*sample, float64)) {
-		for _, m := range families[name].GetMetric() {
-			var w target
-			for _, l := range m.GetLabel() {
-				switch l.GetName() {
-				case "namespace":
-					w.namespace = l.GetValue()
-				case "pod":
-					w.pod = l.GetValue()
-				case "container":
-					w.container = l.GetValue()
-				}
-			}
-			s := out[w]
-			if s == nil {
-				s = &sample{at: now}
-				out[w] = s
-			}
-			set(s, valueOf(m))
-			if ms := m.GetTimestampMs(); ms != 0 && s.cpuKnown && !s.memoryKnown {
-				s.at = time.UnixMilli(ms)
-			}
+// samplesOf returns the samples of the node and of all containers in a summary.
+func samplesOf(s *summary) scrape {
+	out := scrape{target{}: s.Node.sample()}
+	for i := range s.Pods {
+		pod := &s.Pods[i]
+		for j := range pod.Containers {
+			out[target{pod.PodRef.Namespace, pod.PodRef.Name, pod.Containers[j].Name}] = pod.Containers[j].sample()
 		}
 	}
-	for _, prefix := range []string{"node", "container"} {
-		read(prefix+"_cpu_usage_seconds_total", func(s *sample, v float64) { s.cpu, s.cpuKnown = v, true })
-		read(prefix+"_memory_working_set_bytes", func(s *sample, v float64) { s.memory, s.memoryKnown = v, true })
-	}
-	return out, nil
-}
-
-func valueOf(m *dto.Metric) float64 {
-	switch {
-	case m.GetCounter() != nil:
-		return m.GetCounter().GetValue()
-	case m.GetGauge() != nil:
-		return m.GetGauge().GetValue()
-	default:
-		return m.GetUntyped().GetValue()
-	}
+	return out
 }
 
 // scrapeStore stores the last two scrapes of each node, from which usage is computed. It is safe
@@ -181,7 +138,7 @@ func usageBetween(from, to *sample) (usage, bool) {
 	cores := (to.cpu - from.cpu) / window.Seconds()
 	return usage{
 		list: corev1.ResourceList{
-			corev1.ResourceCPU:    *resource.NewScaledQuantity(int64(cores*1e9), resource.Nano),
+			corev1.ResourceCPU:    *resource.NewScaledQuantity(int64(math.Round(cores*1e9)), resource.Nano),
 			corev1.ResourceMemory: *resource.NewQuantity(int64(to.memory), resource.BinarySI),
 		},
 		at: to.at, window: window,

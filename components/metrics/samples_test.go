@@ -5,26 +5,37 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/metrics/history"
 )
 
-// kubeletMetrics returns the metrics of a kubelet with the timestamp at, in seconds.
-func kubeletMetrics(at int64, node, web float64) string {
-	return fmt.Sprintf(`# TYPE node_cpu_usage_seconds_total counter
-node_cpu_usage_seconds_total %[2]g %[1]d000
-# TYPE node_memory_working_set_bytes gauge
-node_memory_working_set_bytes 1.5e+09 %[1]d000
-# TYPE container_cpu_usage_seconds_total counter
-container_cpu_usage_seconds_total{container="web",namespace="a",pod="p"} %[3]g %[1]d000
-# TYPE container_memory_working_set_bytes gauge
-container_memory_working_set_bytes{container="web",namespace="a",pod="p"} 2048 %[1]d000
-container_memory_working_set_bytes{container="new",namespace="a",pod="p"} 1 %[1]d000
-# TYPE pod_cpu_usage_seconds_total counter
-pod_cpu_usage_seconds_total{namespace="a",pod="p"} 99 %[1]d000
-`, at, node, web)
+// kubeletSummary returns the summary of a kubelet that measured at the time at, in seconds. node and web are the CPU time of
+// the node and of the container web, in seconds.
+func kubeletSummary(at int64, node, web float64) string {
+	text := func(seconds float64) string {
+		return fmt.Sprintf(`{"time":%q,"usageCoreNanoSeconds":%.0f}`, time.Unix(at, 0).UTC().Format(time.RFC3339), seconds*1e9)
+	}
+	return fmt.Sprintf(`{"node":{"nodeName":"n","cpu":%[1]s,"memory":{"workingSetBytes":1500000000},"fs":{"capacityBytes":1000,"usedBytes":100},
+"network":{"name":"eth0","rxBytes":%.0[4]f,"txBytes":7,"interfaces":[{"name":"eth0"}]}},
+"pods":[{"podRef":{"name":"p","namespace":"a","uid":"u"},"cpu":%[2]s,"memory":{"workingSetBytes":4096},
+"volume":[{"name":"data","pvcRef":{"name":"claim","namespace":"a"},"capacityBytes":500,"usedBytes":50},{"name":"tmp","usedBytes":1}],
+"containers":[{"name":"web","cpu":%[3]s,"memory":{"workingSetBytes":2048}},{"name":"new","memory":{"workingSetBytes":1}}]}]}`,
+		text(node), text(web), text(web), node*1000)
+}
+
+// parse returns the samples in a summary that was requested a second after the kubelet measured.
+func parse(text string) (scrape, error) {
+	s, err := readSummary(strings.NewReader(text), time.Unix(9e9, 0), time.Unix(9e9, 0))
+	if err != nil {
+		return nil, err
+	}
+	return samplesOf(s), nil
 }
 
 func TestUsage(t *testing.T) {
-	now := time.Unix(5000, 0)
 	var b scrapeStore
 	for _, step := range []struct {
 		text               string
@@ -32,13 +43,13 @@ func TestUsage(t *testing.T) {
 		window             time.Duration
 		nodeKnown, webThen bool
 	}{
-		{kubeletMetrics(1000, 10, 1), "", "", "", 0, false, false},
-		{kubeletMetrics(1000, 10, 1), "", "", "", 0, false, false}, // a single measurement
-		{kubeletMetrics(1010, 15, 1.25), "500m", "1500000000", "25m", 10 * time.Second, true, true},
-		{kubeletMetrics(1030, 16, 0), "50m", "1500000000", "", 20 * time.Second, true, false}, // container restarted
-		{kubeletMetrics(1040, 16, 1), "0", "1500000000", "100m", 10 * time.Second, true, true},
+		{kubeletSummary(1000, 10, 1), "", "", "", 0, false, false},
+		{kubeletSummary(1000, 10, 1), "", "", "", 0, false, false}, // a single measurement
+		{kubeletSummary(1010, 15, 1.25), "500m", "1500000000", "25m", 10 * time.Second, true, true},
+		{kubeletSummary(1030, 16, 0), "50m", "1500000000", "", 20 * time.Second, true, false}, // container restarted
+		{kubeletSummary(1040, 16, 1), "0", "1500000000", "100m", 10 * time.Second, true, true},
 	} {
-		s, err := parse(strings.NewReader(step.text), now)
+		s, err := parse(step.text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,18 +73,33 @@ func TestUsage(t *testing.T) {
 	if _, ok := b.node("n"); ok {
 		t.Error("usage of a removed node is still stored")
 	}
-	if _, err := parse(strings.NewReader("{{"), now); err == nil {
+	if _, err := parse("{{"); err == nil {
 		t.Error("nonsense was read")
 	}
 }
 
+// TestCorrectTime checks which time of a measurement is used: that of the request, unless the kubelet measured before.
+func TestCorrectTime(t *testing.T) {
+	begin := time.Unix(100, 5e8)
+	end := begin.Add(time.Second)
+	for _, test := range []struct{ reported, want time.Time }{
+		{time.Time{}, begin}, {time.Unix(99, 0), time.Unix(99, 0)}, {time.Unix(100, 0), begin}, {time.Unix(101, 0), begin}, {time.Unix(102, 0), time.Unix(102, 0)},
+	} {
+		if got := correctTime(test.reported, begin, end); !got.Equal(test.want) {
+			t.Errorf("reported %v: got %v, want %v", test.reported, got, test.want)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
-	f.Add(kubeletMetrics(1, 2, 3))
+	f.Add(kubeletSummary(1, 2, 3))
 	f.Fuzz(func(t *testing.T, text string) {
-		if s, err := parse(strings.NewReader(text), time.Unix(1, 0)); err == nil {
+		if s, err := readSummary(strings.NewReader(text), time.Unix(1, 0), time.Unix(2, 0)); err == nil {
 			var b scrapeStore
-			b.add("n", s)
+			b.add("n", samplesOf(s))
 			b.node("n")
+			r := recorder{store: history.NewStore(history.Limit), pods: corelisters.NewPodLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil))}
+			r.record(time.Unix(1000, 0), "n", s)
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"strconv"
@@ -20,21 +21,27 @@ import (
 // scrapeTimeout is the timeout of one scrape of a kubelet.
 const scrapeTimeout = 10 * time.Second
 
-// scraper reads the resource usage of all nodes from their kubelets into a scrapeStore.
+// scraper reads the resource usage of all nodes from their kubelets, into a scrapeStore and the history.
 type scraper struct {
-	// kubelets authenticates as a user that may get nodes/metrics.
+	// kubelets authenticates as a user that may get nodes/stats.
 	kubelets *http.Client
 	nodes    corelisters.NodeLister
 	scrapes  *scrapeStore
+	history  recorder
 	// synced report whether the caches of nodes and pods are complete.
 	synced []cache.InformerSynced
 	// interval is the interval between scrapes, for log messages.
 	interval time.Duration
 	log      *slog.Logger
+
+	mu sync.Mutex // guards failing
+	// failing contains the nodes whose last scrape failed.
+	failing map[string]bool
 }
 
-// scrapeAll scrapes the kubelet of every node once, at most 32 at a time. A failure is logged, and the scrapes
-// of that node remain as they are. Those of nodes that no longer exist are removed.
+// scrapeAll scrapes the kubelet of every node once, at most 32 at a time. It omits nodes whose kubelet has stopped to renew its
+// lease, so that their condition Ready is Unknown. The first of consecutive failures of a node is logged, and the scrapes of that
+// node remain as they are. Those of nodes that no longer exist are removed. The history keeps its samples for a day.
 func (s *scraper) scrapeAll(ctx context.Context) {
 	nodes, err := s.nodes.List(labels.Everything())
 	if err != nil {
@@ -46,27 +53,66 @@ func (s *scraper) scrapeAll(ctx context.Context) {
 	var working sync.WaitGroup
 	for _, n := range nodes {
 		names[n.Name] = true
+		if unreachable(n) {
+			continue
+		}
 		slots <- struct{}{}
 		working.Go(func() {
 			defer func() { <-slots }()
 			got, err := s.scrape(ctx, n)
-			if err != nil {
-				if ctx.Err() == nil {
-					s.log.Warn("scraping kubelet failed; metrics of its node and pods are missing or outdated, retrying after the interval", "node", n.Name, "interval", s.interval, "err", err)
-				}
+			if ctx.Err() != nil {
 				return
 			}
-			s.scrapes.add(n.Name, got)
+			if first := s.failed(n.Name, err); first {
+				s.log.Warn("scraping kubelet failed; metrics of its node and pods are missing or outdated, retrying after each interval without logging more failures", "node", n.Name, "interval", s.interval, "err", err)
+			}
+			if err != nil {
+				return
+			}
+			s.scrapes.add(n.Name, samplesOf(got))
+			s.history.record(time.Now(), n.Name, got)
 		})
 	}
 	working.Wait()
 	s.scrapes.retain(names)
+	s.mu.Lock()
+	maps.DeleteFunc(s.failing, func(name string, _ bool) bool { return !names[name] })
+	s.mu.Unlock()
+	s.history.store.Expire(time.Now())
 }
 
-// scrape reads and parses the metrics of the kubelet of one node, at the first internal, otherwise external
+// failed records the result err of a scrape of a node, nil for success. It reports whether err is an error and the scrape
+// before did not fail.
+func (s *scraper) failed(node string, err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		delete(s.failing, node)
+		return false
+	}
+	before := s.failing[node]
+	if s.failing == nil {
+		s.failing = map[string]bool{}
+	}
+	s.failing[node] = true
+	return !before
+}
+
+// unreachable reports whether the controllers have set the condition Ready of n to Unknown, because its kubelet has not
+// reported for the grace period.
+func unreachable(n *corev1.Node) bool {
+	for i := range n.Status.Conditions {
+		if c := &n.Status.Conditions[i]; c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionUnknown
+		}
+	}
+	return false
+}
+
+// scrape reads and parses the summary of the kubelet of one node, at the first internal, otherwise external
 // address or host name of the Node. It returns an error if the Node has no address or port, or if the kubelet
 // does not respond with status 200.
-func (s *scraper) scrape(ctx context.Context, n *corev1.Node) (scrape, error) {
+func (s *scraper) scrape(ctx context.Context, n *corev1.Node) (*summary, error) {
 	var address string
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeHostName} {
 		for _, a := range n.Status.Addresses {
@@ -79,11 +125,12 @@ func (s *scraper) scrape(ctx context.Context, n *corev1.Node) (scrape, error) {
 	if address == "" || port == 0 {
 		return nil, errors.New("the node status has no kubelet address or port")
 	}
-	url := "https://" + net.JoinHostPort(address, strconv.Itoa(port)) + "/metrics/resource"
+	url := "https://" + net.JoinHostPort(address, strconv.Itoa(port)) + "/stats/summary"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
+	begin := time.Now()
 	resp, err := s.kubelets.Do(req)
 	if err != nil {
 		return nil, err
@@ -92,5 +139,5 @@ func (s *scraper) scrape(ctx context.Context, n *corev1.Node) (scrape, error) {
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s responded with %s", url, resp.Status)
 	}
-	return parse(resp.Body, time.Now())
+	return readSummary(resp.Body, begin, time.Now())
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,8 +24,8 @@ const prefix = "/apis/metrics.k8s.io"
 
 var version = metricsv1beta1.SchemeGroupVersion.String()
 
-// handler returns the HTTP handler of the health endpoints and of the metrics API with its
-// discovery documents. Requests for the API must come from an API server.
+// handler returns the HTTP handler of the health endpoints and of both APIs with their discovery
+// documents. Requests for the APIs must come from an API server.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	alive := func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) }
@@ -38,7 +39,7 @@ func (s *Server) handler() http.Handler {
 			http.Error(w, "kubelets have not been scraped yet", http.StatusServiceUnavailable)
 		}
 	})
-	s.api.register(mux, func(h http.Handler) http.Handler {
+	authenticated := func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			if err := s.auth.check(req); err != nil {
 				s.cfg.Log.Debug("unauthenticated request to the metrics API rejected with 401", "path", req.URL.Path, "err", err)
@@ -47,7 +48,10 @@ func (s *Server) handler() http.Handler {
 			}
 			h.ServeHTTP(w, req)
 		})
-	})
+	}
+	registerDiscovery(mux, authenticated)
+	s.api.registerResources(mux, authenticated)
+	s.historyAPI.register(mux, authenticated)
 	return mux
 }
 
@@ -58,22 +62,24 @@ type api struct {
 	scrapes *scrapeStore
 }
 
-// register registers the handlers of the metrics API and of its discovery. wrap is applied to each of them.
-func (s *api) register(mux *http.ServeMux, wrap func(http.Handler) http.Handler) {
-	serve := func(pattern string, answer func(*http.Request) (any, error)) {
-		mux.Handle(pattern, wrap(handle(answer)))
+// registerDiscovery registers the handlers of the discovery documents of both APIs.
+func registerDiscovery(mux *http.ServeMux, wrap func(http.Handler) http.Handler) {
+	serve := func(pattern string, answer any) {
+		mux.Handle("GET "+pattern, wrap(handle(func(*http.Request) (any, error) { return answer, nil })))
 	}
-	group := metav1.APIGroup{
-		TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: metricsv1beta1.GroupName,
-		Versions:         []metav1.GroupVersionForDiscovery{{GroupVersion: version, Version: "v1beta1"}},
-		PreferredVersion: metav1.GroupVersionForDiscovery{GroupVersion: version, Version: "v1beta1"},
+	list := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
+	for _, resources := range []metav1.APIResourceList{resources(), historyResources()} {
+		name, version, _ := strings.Cut(resources.GroupVersion, "/")
+		only := metav1.GroupVersionForDiscovery{GroupVersion: resources.GroupVersion, Version: version}
+		group := metav1.APIGroup{
+			TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: name,
+			Versions: []metav1.GroupVersionForDiscovery{only}, PreferredVersion: only,
+		}
+		list.Groups = append(list.Groups, group)
+		serve("/apis/"+name, group)
+		serve("/apis/"+resources.GroupVersion, resources)
 	}
-	serve("GET /apis", func(*http.Request) (any, error) {
-		return metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group}}, nil
-	})
-	serve("GET "+prefix, func(*http.Request) (any, error) { return group, nil })
-	serve("GET "+prefix+"/v1beta1", func(*http.Request) (any, error) { return resources(), nil })
-	s.registerResources(mux, wrap)
+	serve("/apis", list)
 }
 
 // registerResources registers the handlers of nodes and pods.

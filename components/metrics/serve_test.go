@@ -26,13 +26,13 @@ func TestServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now().Unix()
+	began := time.Now().Unix() - 10
 	kubelet := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if req.URL.Path != "/metrics/resource" || req.Header.Get("Authorization") != "Bearer me" {
+		if req.URL.Path != "/stats/summary" || req.Header.Get("Authorization") != "Bearer me" {
 			http.Error(w, "no", http.StatusForbidden)
 			return
 		}
-		_, _ = w.Write([]byte(kubeletMetrics(began, 10, 4)))
+		_, _ = w.Write([]byte(kubeletSummary(began, 10, 4)))
 	}))
 	defer kubelet.Close()
 	addr, ok := kubelet.Listener.Addr().(*net.TCPAddr)
@@ -43,7 +43,8 @@ func TestServe(t *testing.T) {
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr.IP.String()}}
 	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(addr.Port)
 	kube := fake.NewClientset(node,
-		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p", Labels: map[string]string{"app": "web"}}, Spec: corev1.PodSpec{NodeName: "n"}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p", Labels: map[string]string{"app": "web"}}, Spec: corev1.PodSpec{NodeName: "n"},
+			Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{Name: "web", RestartCount: 2}}, InitContainerStatuses: []corev1.ContainerStatus{{RestartCount: 1}}}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}, Data: map[string]string{
 			"requestheader-client-ca-file": string(set.FrontProxyCA.CertPEM), "requestheader-allowed-names": `["front-proxy-client"]`}})
 	inf := informers.NewSharedInformerFactory(kube, 0)
@@ -57,7 +58,7 @@ func TestServe(t *testing.T) {
 	inf.StartWithContext(ctx)
 	inf.WaitForCacheSyncWithContext(ctx)
 	// A scrape from a minute ago, and a new one from the kubelet.
-	before, err := parse(strings.NewReader(kubeletMetrics(began-60, 4, 1)), time.Now())
+	before, err := parse(kubeletSummary(began-60, 4, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,6 +106,19 @@ func TestServe(t *testing.T) {
 		{set.APIServerEtcdClient, prefix + "/v1beta1/nodes", 401, "Unauthorized"},
 		{proxy, prefix + "/v1beta1", 200, `"kind":"PodMetrics"`},
 		{proxy, "/apis", 200, `"groupVersion":"metrics.k8s.io/v1beta1"`},
+		{proxy, "/apis", 200, `"groupVersion":"history.metrics.hyperkube.io/v1alpha1"`},
+		{proxy, historyPrefix, 200, `"kind":"PodHistory"`},
+		{nil, historyPrefix + "/nodes", 401, "Unauthorized"},
+		{proxy, historyPrefix + "/nodes/n", 200, `"memory":{"values":[1.5e+09]}`},
+		{proxy, historyPrefix + "/nodes/n?range=24h", 200, `"stepSeconds":300`},
+		{proxy, historyPrefix + "/nodes/n?range=25h", 400, "from 15s to 24h"},
+		{proxy, historyPrefix + "/nodes?labelSelector=a", 400, "selectors are not supported"},
+		{proxy, historyPrefix + "/nodes/none", 404, `nodes.history.metrics.hyperkube.io \"none\" not found`},
+		{proxy, historyPrefix + "/pods", 200, `"kind":"PodHistoryList"`},
+		{proxy, historyPrefix + "/namespaces/a/pods/p?range=15s", 200, `"restarts":{"values":[3]}`},
+		{proxy, historyPrefix + "/namespaces/a/persistentvolumeclaims", 200, `"used":{"values":[50]}`},
+		{proxy, historyPrefix + "/namespaces/b/persistentvolumeclaims", 200, `"items":[]`},
+		{proxy, historyPrefix + "/controlplanes", 200, `"items":[]`},
 		{proxy, prefix + "/v1beta1/nodes", 200, `"name":"n"`},
 		{proxy, prefix + "/v1beta1/nodes?labelSelector=zone%3Db", 200, `"items":[]`},
 		{proxy, prefix + "/v1beta1/nodes/n", 200, `"usage":{"cpu":"100m"`},

@@ -339,6 +339,11 @@ func (a *Aggregator) publish() {
 		}
 	}
 	a.current.Store(s)
+	for gv, l := range a.local {
+		if l.served != nil {
+			l.served(s.local[gv] != nil)
+		}
+	}
 }
 
 // groupVersion returns the API group and version that an APIService is for.

@@ -21,11 +21,14 @@ type LocalAPI struct {
 	// Handler serves all paths below /apis/GROUP/VERSION. Its requests are authenticated, authorized
 	// and audited.
 	Handler http.Handler
+	// Served, unless nil, is called with whether the API is served, after every change of APIServices. It must not block.
+	Served func(bool)
 }
 
 // localAPI is a LocalAPI with its discovery document.
 type localAPI struct {
 	handler http.Handler
+	served  func(bool) // may be nil
 	version apidiscoveryv2.APIVersionDiscovery
 }
 
@@ -42,7 +45,7 @@ func newLocalAPIs(apis []LocalAPI) (map[schema.GroupVersion]*localAPI, error) {
 			return nil, fmt.Errorf("local API %s: %w", api.GroupVersion, err)
 		}
 		version.Freshness = apidiscoveryv2.DiscoveryFreshnessCurrent
-		out[api.GroupVersion] = &localAPI{handler: api.Handler, version: *version}
+		out[api.GroupVersion] = &localAPI{handler: api.Handler, served: api.Served, version: *version}
 	}
 	return out, nil
 }

@@ -12,10 +12,12 @@ import (
 	"hyperkube/internal/credentials/pki"
 )
 
-// metricsAPI is the handler of the metrics API (metrics.k8s.io) in the API server. The actual server of this API reads
-// informers, which need the API server, so it is set later. Until then, requests get the response 503.
+// metricsAPI is the handler of the metrics API (metrics.k8s.io) and of its history in the API server. The actual server of these
+// APIs reads informers, which need the API server, so it is set later. Until then, requests get the response 503.
 type metricsAPI struct {
 	handler atomic.Pointer[metrics.InProcess]
+	// history is on while the API of the history is served.
+	history metrics.Switch
 }
 
 // ServeHTTP implements http.Handler. It responds with 503 until the metrics API has started.
@@ -27,9 +29,12 @@ func (m *metricsAPI) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "the metrics API is starting", http.StatusServiceUnavailable)
 }
 
-// apis returns the metrics API in the form in which the API server serves the APIs of its process.
+// apis returns the APIs in the form in which the API server serves the APIs of its process.
 func (m *metricsAPI) apis() []aggregation.LocalAPI {
-	return []aggregation.LocalAPI{{GroupVersion: metrics.GroupVersion(), Resources: metrics.Resources(), Handler: m}}
+	return []aggregation.LocalAPI{
+		{GroupVersion: metrics.GroupVersion(), Resources: metrics.Resources(), Handler: m},
+		{GroupVersion: metrics.HistoryGroupVersion(), Resources: metrics.HistoryResources(), Handler: m, Served: m.history.Set},
+	}
 }
 
 // newMetrics returns the server of the metrics API and sets it as the handler of usage. The server connects to kubelets
@@ -46,7 +51,8 @@ func (c *clusterRun) newMetrics(shared *client.Clients, usage *metricsAPI) (*met
 			},
 			IdleConnTimeout: time.Minute,
 		},
-		Log: c.log.With("component", "metrics"),
+		History: &usage.history,
+		Log:     c.log.With("component", "metrics"),
 	})
 	if err != nil {
 		return nil, err
