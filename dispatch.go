@@ -33,6 +33,7 @@ import (
 	"hyperkube/components/runtime/launch"
 	"hyperkube/components/scheduler"
 	"hyperkube/components/scrub"
+	"hyperkube/components/top"
 	"hyperkube/internal/base/idle"
 )
 
@@ -78,7 +79,10 @@ func components() []component {
 	for _, command := range cluster.Commands() {
 		list = append(list, component{names: []string{command.Name}, short: command.Short, command: command.New, ofCluster: true})
 	}
-	return append(list, component{names: []string{"dashboard"}, short: "Open a dashboard of a cluster in the browser", command: dashboard.NewCommand, ofCluster: true})
+	return append(list,
+		component{names: []string{"dashboard"}, short: "Open a dashboard of a cluster in the browser", command: dashboard.NewCommand, ofCluster: true},
+		component{names: []string{"top"}, short: "Show the resource usage of nodes and pods with its history", command: top.NewCommand, ofCluster: true},
+	)
 }
 
 // run runs the component or command that args select: by the name of the program, args[0], or else by the first

@@ -126,6 +126,7 @@ type Manager struct {
 
 	registry *prometheus.Registry
 	leaders  *componentmetrics.Leaders
+	queues   *componentmetrics.Queues
 }
 
 // runningController is a controller that Run runs, with its event recorder.
@@ -162,12 +163,11 @@ func New(cfg Config) (*Manager, error) {
 	if err := cfg.checkPool(chosen); err != nil {
 		return nil, fmt.Errorf("--load-balancer-pool: %w", err)
 	}
-	m := &Manager{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), registry: prometheus.NewRegistry(), leaders: componentmetrics.NewLeaders()}
-	queues := componentmetrics.NewQueues()
+	m := &Manager{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), registry: prometheus.NewRegistry(), leaders: componentmetrics.NewLeaders(), queues: componentmetrics.NewQueues()}
 	started := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "running_managed_controllers", Help: "[BETA] Indicates where instances of a controller are currently running",
 	}, []string{"name", "manager"})
-	for _, c := range []prometheus.Collector{queues, m.leaders, started, cfg.Clients.Requests, componentmetrics.Build(nil)} {
+	for _, c := range []prometheus.Collector{m.queues, m.leaders, started, cfg.Clients.Requests, componentmetrics.Build(nil)} {
 		if err := m.registry.Register(c); err != nil {
 			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
@@ -199,7 +199,7 @@ func New(cfg Config) (*Manager, error) {
 				Log:       cfg.Log,
 				Workers:   workers,
 				Metrics:   m.registry,
-				Queues:    queues,
+				Queues:    m.queues,
 			},
 		})
 		if err != nil {
@@ -232,6 +232,9 @@ func (c Config) checkPool(chosen []descriptor) error {
 
 // Ready returns a channel that is closed when the informers of all controllers are synced and their workers run.
 func (m *Manager) Ready() <-chan struct{} { return m.ready }
+
+// QueueDepth returns the number of keys that wait in the work queues of all controllers.
+func (m *Manager) QueueDepth() float64 { return m.queues.Depth() }
 
 // Metrics returns the metrics of the controllers for the path /metrics.
 func (m *Manager) Metrics() prometheus.Gatherer {

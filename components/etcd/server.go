@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.etcd.io/etcd/server/v3/storage/datadir"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 )
@@ -60,6 +61,15 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // Client returns the client for code in this process, which calls the member directly. It is nil until Ready is
 // closed. The server owns the client and closes it before Run returns.
 func (s *Server) Client() *clientv3.Client { return s.client.Load() }
+
+// DatabaseSize returns the size of the database file in bytes. It returns an error before the first start has created the file.
+func (s *Server) DatabaseSize() (int64, error) {
+	info, err := os.Stat(datadir.ToBackendFileName(s.cfg.Dir))
+	if err != nil {
+		return 0, fmt.Errorf("reading the size of the database: %w", err)
+	}
+	return info.Size(), nil
+}
 
 // MaxRequestBytes returns the size in bytes above which the member rejects requests of Client.
 func (s *Server) MaxRequestBytes() int64 { return int64(s.cfg.MaxRequestBytes) }

@@ -35,6 +35,9 @@ type InProcessConfig struct {
 	Kubelets Transport
 	// History is on while the history API is served. Kubelets are then scraped all the time.
 	History *Switch
+	// ControlPlane is the control plane of this process, and NodeName the name of its node.
+	ControlPlane ControlPlane
+	NodeName     string
 	// Log must not be nil.
 	Log *slog.Logger
 }
@@ -84,8 +87,8 @@ type InProcess struct {
 // NewInProcess validates cfg and registers with the informers it needs. It returns an error if a field of cfg
 // is missing.
 func NewInProcess(cfg InProcessConfig) (*InProcess, error) {
-	if cfg.Informers == nil || cfg.Kubelets == nil || cfg.History == nil || cfg.Log == nil {
-		return nil, errors.New("metrics API: informers, a transport, a switch and a logger are required")
+	if cfg.Informers == nil || cfg.Kubelets == nil || cfg.History == nil || cfg.ControlPlane == nil || cfg.NodeName == "" || cfg.Log == nil {
+		return nil, errors.New("metrics API: informers, a transport, a switch, the control plane with its name and a logger are required")
 	}
 	core, scrapes, store := cfg.Informers.Core().V1(), &scrapeStore{}, history.NewStore(history.Limit)
 	s := &InProcess{
@@ -94,7 +97,7 @@ func NewInProcess(cfg InProcessConfig) (*InProcess, error) {
 		history:    cfg.History,
 		scraper: &scraper{
 			kubelets: &http.Client{Transport: cfg.Kubelets, Timeout: scrapeTimeout}, nodes: core.Nodes().Lister(), scrapes: scrapes, interval: resolution, log: cfg.Log,
-			history: recorder{store: store, pods: core.Pods().Lister()},
+			history: recorder{store: store, pods: core.Pods().Lister(), controlPlane: cfg.ControlPlane, nodeName: cfg.NodeName},
 			synced:  []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
 		},
 		transport: cfg.Kubelets, mux: http.NewServeMux(),

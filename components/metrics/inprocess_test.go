@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"math"
@@ -39,6 +40,13 @@ func (k *kubelet) RoundTrip(req *http.Request) (*http.Response, error) {
 
 func (*kubelet) CloseIdleConnections() {}
 
+// idleControlPlane is a control plane without requests, whose database size is unknown.
+type idleControlPlane struct{}
+
+func (idleControlPlane) Requests() (all, failed int64, seconds float64) { return 5, 0, 1 }
+func (idleControlPlane) DatabaseSize() (int64, error)                   { return 0, errors.New("no database") }
+func (idleControlPlane) QueueDepth() float64                            { return 3 }
+
 // TestInProcess requests usage, pauses, and requests it again. Kubelets are scraped only while usage is
 // requested, and every response has usage.
 func TestInProcess(t *testing.T) {
@@ -49,7 +57,7 @@ func TestInProcess(t *testing.T) {
 		inf := informers.NewSharedInformerFactory(fake.NewClientset(node), 0)
 		k := &kubelet{began: time.Now()}
 		served := &Switch{}
-		s, err := NewInProcess(InProcessConfig{Informers: inf, Kubelets: k, History: served, Log: slog.New(slog.DiscardHandler)})
+		s, err := NewInProcess(InProcessConfig{Informers: inf, Kubelets: k, History: served, ControlPlane: idleControlPlane{}, NodeName: "n", Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,6 +118,13 @@ func TestInProcess(t *testing.T) {
 		cpu := h.Series[metricshistory.CPU].Values
 		if len(cpu) != 41 || !math.IsNaN(float64(cpu[0])) || slices.ContainsFunc(cpu[1:], func(v float32) bool { return v != 0.5 }) {
 			t.Errorf("the history of the CPU usage is %v", cpu)
+		}
+		w = &httptest.ResponseRecorder{Body: &bytes.Buffer{}}
+		s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, historyPrefix+"/controlplanes/n?range=15s", nil))
+		for _, want := range []string{`"queueDepth":{"values":[3]}`, `"requests":{"values":[0]}`, `"latency":{"values":[null]}`, `"databaseSize":{"values":[null]}`} {
+			if !strings.Contains(w.Body.String(), want) {
+				t.Errorf("%s is not in the history of the control plane: %s", want, w.Body)
+			}
 		}
 		served.Set(false)
 		time.Sleep(time.Hour)

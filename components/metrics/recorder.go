@@ -14,6 +14,9 @@ import (
 type recorder struct {
 	store *history.Store
 	pods  corelisters.PodLister
+	// controlPlane is the control plane of this process, which runs on the node nodeName. It is nil if this process has none.
+	controlPlane ControlPlane
+	nodeName     string
 }
 
 // record stores the usage of a node, its pods and their claims as samples of the time now.

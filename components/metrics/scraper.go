@@ -78,6 +78,7 @@ func (s *scraper) scrapeAll(ctx context.Context) {
 	s.mu.Lock()
 	maps.DeleteFunc(s.failing, func(name string, _ bool) bool { return !names[name] })
 	s.mu.Unlock()
+	s.history.recordControlPlane(time.Now())
 	s.history.store.Expire(time.Now())
 }
 

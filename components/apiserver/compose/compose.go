@@ -34,6 +34,7 @@ import (
 	"hyperkube/components/apiserver/fairness"
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/inprocess"
+	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/openapi"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/reviews"
@@ -442,6 +443,9 @@ func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Con
 func (s *Server) Serves(gvr schema.GroupVersionResource) bool {
 	return s.server.Registry().Lookup(gvr) != nil
 }
+
+// Totals returns the totals of all requests since the start of the server.
+func (s *Server) Totals() metrics.Totals { return s.server.Metrics().Totals() }
 
 // Ready returns a channel that is closed when the server answers requests, including authorization, and the initial
 // cluster objects exist.

@@ -37,6 +37,7 @@ type Metrics struct {
 	bodies        *bodies
 	connections   *connections
 	discoveries   prometheus.Counter
+	totals        totals
 }
 
 // New returns Metrics whose registry also contains the metrics of the Go runtime and the process.
@@ -219,6 +220,7 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 	} else if unknown(m.Served, info) {
 		k = requestKey{verb: k.verb, scope: k.scope, dryRun: a.DryRun, code: a.Code}
 	}
+	m.totals.add(a)
 	r := m.requests.of(k, a.Long, info.IsResourceRequest)
 	r.total.Inc()
 	r.duration.Observe(a.Took.Seconds())

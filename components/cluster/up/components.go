@@ -165,7 +165,7 @@ func (b clientBuilder) clientsAs(agent, user string, groups ...string) (*client.
 
 // newParts creates the components that use the API, without starting them. It also sets the handler of usage, and
 // creates or renews the serving certificate of the kubelet. The informers stop when ctx is done.
-func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, usage *metricsAPI) (*parts, error) {
+func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, db *etcd.Server, usage *metricsAPI) (*parts, error) {
 	p := &parts{mapper: api}
 	var err error
 	if p.shared, err = api.Clients("kube-controller-manager", "system:kube-controller-manager"); err != nil {
@@ -244,7 +244,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, usage *m
 	if p.node.Proxy, err = b.clientsAs("kube-proxy", "system:kube-proxy"); err != nil {
 		return nil, err
 	}
-	if p.metrics, err = c.newMetrics(p.shared, usage); err != nil {
+	if p.metrics, err = c.newMetrics(p.shared, usage, controlPlane{api, db, p.controllers}); err != nil {
 		return nil, err
 	}
 	if err := c.ensureServingCertificate(); err != nil {

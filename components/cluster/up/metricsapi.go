@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"hyperkube/components/apiserver/aggregation"
+	"hyperkube/components/apiserver/compose"
+	"hyperkube/components/controllers"
+	"hyperkube/components/etcd"
 	"hyperkube/components/metrics"
 	"hyperkube/internal/client"
 	"hyperkube/internal/credentials/pki"
@@ -37,9 +40,28 @@ func (m *metricsAPI) apis() []aggregation.LocalAPI {
 	}
 }
 
+// controlPlane is the control plane of this process. It implements metrics.ControlPlane.
+type controlPlane struct {
+	api         *compose.Server
+	etcd        *etcd.Server
+	controllers *controllers.Manager
+}
+
+// Requests implements metrics.ControlPlane.
+func (p controlPlane) Requests() (all, failed int64, seconds float64) {
+	t := p.api.Totals()
+	return t.Requests, t.Errors, t.Took.Seconds()
+}
+
+// DatabaseSize implements metrics.ControlPlane.
+func (p controlPlane) DatabaseSize() (int64, error) { return p.etcd.DatabaseSize() }
+
+// QueueDepth implements metrics.ControlPlane.
+func (p controlPlane) QueueDepth() float64 { return p.controllers.QueueDepth() }
+
 // newMetrics returns the server of the metrics API and sets it as the handler of usage. The server connects to kubelets
 // with the API server's client certificate, and reads its files again when they change.
-func (c *clusterRun) newMetrics(shared *client.Clients, usage *metricsAPI) (*metrics.InProcess, error) {
+func (c *clusterRun) newMetrics(shared *client.Clients, usage *metricsAPI, control metrics.ControlPlane) (*metrics.InProcess, error) {
 	pair := c.pki.APIServerKubeletClient
 	files := &pki.Files{Context: "reading the client certificate for kubelets", CertFile: pair.CertFile, KeyFile: pair.KeyFile}
 	s, err := metrics.NewInProcess(metrics.InProcessConfig{
@@ -51,8 +73,9 @@ func (c *clusterRun) newMetrics(shared *client.Clients, usage *metricsAPI) (*met
 			},
 			IdleConnTimeout: time.Minute,
 		},
-		History: &usage.history,
-		Log:     c.log.With("component", "metrics"),
+		History:      &usage.history,
+		ControlPlane: control, NodeName: c.cluster.NodeName,
+		Log: c.log.With("component", "metrics"),
 	})
 	if err != nil {
 		return nil, err

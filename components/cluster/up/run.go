@@ -232,7 +232,7 @@ func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifec
 		return nil, err
 	}
 	group.Start(context.WithoutCancel(ctx), "kube-apiserver", api)
-	parts, err := c.newParts(informing, api, usage)
+	parts, err := c.newParts(informing, api, db, usage)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 )
@@ -72,6 +73,23 @@ func (q *Queues) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(q.unfinished, prometheus.GaugeValue, sum.Seconds(), name)
 		ch <- prometheus.MustNewConstMetric(q.old, prometheus.GaugeValue, longest.Seconds(), name)
 	}
+}
+
+// Depth returns the number of keys that wait in all queues.
+func (q *Queues) Depth() float64 {
+	ch := make(chan prometheus.Metric)
+	go func() {
+		defer close(ch)
+		q.depth.Collect(ch)
+	}()
+	total := 0.0
+	for m := range ch {
+		var out dto.Metric
+		if m.Write(&out) == nil {
+			total += out.GetGauge().GetValue()
+		}
+	}
+	return total
 }
 
 // Worker is a goroutine that processes the keys of a queue. It records since when it has been processing its current
