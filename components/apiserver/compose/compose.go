@@ -445,7 +445,7 @@ func (s *Server) Serves(gvr schema.GroupVersionResource) bool {
 }
 
 // Totals returns the totals of all requests since the start of the server.
-func (s *Server) Totals() metrics.Totals { return s.server.Metrics().Totals() }
+func (s *Server) Totals() metrics.Totals { return metrics.TotalsOf(s.server.Metrics()) }
 
 // Ready returns a channel that is closed when the server answers requests, including authorization, and the initial
 // cluster objects exist.

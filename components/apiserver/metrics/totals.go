@@ -28,7 +28,7 @@ type Totals struct {
 	Took             time.Duration
 }
 
-// Totals returns the totals of all requests.
-func (m *Metrics) Totals() Totals {
+// TotalsOf returns the totals of all requests in m.
+func TotalsOf(m *Metrics) Totals {
 	return Totals{m.totals.requests.Load(), m.totals.errors.Load(), time.Duration(m.totals.took.Load())}
 }
