@@ -24,6 +24,7 @@ import (
 	"hyperkube/components/dns"
 	"hyperkube/components/etcd"
 	"hyperkube/components/etcdctl"
+	"hyperkube/components/explainpod"
 	"hyperkube/components/gateway"
 	"hyperkube/components/hello"
 	"hyperkube/components/kubectl"
@@ -81,6 +82,7 @@ func components() []component {
 	}
 	return append(list,
 		component{names: []string{"dashboard"}, short: "Open a dashboard of a cluster in the browser", command: dashboard.NewCommand, ofCluster: true},
+		component{names: []string{"explain-pod"}, short: "Explain why a pod is where it is, or why it is not running", command: explainpod.NewCommand, ofCluster: true},
 		component{names: []string{"top"}, short: "Show the resource usage of nodes and pods with its history", command: top.NewCommand, ofCluster: true},
 	)
 }
