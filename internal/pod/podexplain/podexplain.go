@@ -95,10 +95,17 @@ func Explain(in Input) []Finding {
 // pod explains the pod: deletion, termination, placement, and its containers.
 func (f *findings) pod() {
 	pod := f.in.Pod
-	if pod.DeletionTimestamp != nil {
-		f.deletion()
-	}
 	switch {
+	case pod.DeletionTimestamp != nil:
+		// The containers stop because of the deletion.
+		f.deletion()
+		if c := condition(pod, corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
+			f.info("Disruption", "", "The pod is deleted because of a disruption (%s): %s", c.Reason, sentence(c.Message))
+		}
+		if pod.Spec.NodeName != "" {
+			f.placement()
+			f.node()
+		}
 	case pod.Status.Phase == corev1.PodSucceeded:
 		f.info("Succeeded", "", "All containers have exited with code 0. The pod is not restarted.")
 	case pod.Status.Phase == corev1.PodFailed:

@@ -193,10 +193,15 @@ func TestExplain(t *testing.T) {
 		"deadline":       {Input{Pod: failed("DeadlineExceeded", "x")}, "DeadlineExceeded activeDeadlineSeconds"},
 		"not admitted":   {Input{Pod: failed("OutOfcpu", "x")}, "NotAdmitted OutOfcpu"},
 		"failed":         {Input{Pod: failed("Other", "x")}, "Failed Other"},
-		"terminating":    {Input{Pod: deleted(now.Add(20 * time.Second))}, "Terminating 20s\nPlacement n\nReady "},
-		"finalizer":      {Input{Pod: deleted(now.Add(-time.Minute), "x/y")}, "Finalizers x/y\nPlacement n\nReady "},
-		"deletion, node": {Input{Pod: deleted(now.Add(-time.Minute)), Node: notReady}, "DeletionNodeNotReady out-of-service\nNodeUnreachable \nPlacement n\nReady "},
-		"deletion hangs": {Input{Pod: deleted(now.Add(-time.Minute))}, "DeletionHangs 1m0s\nPlacement n\nReady "},
+		"terminating":    {Input{Pod: deleted(now.Add(20 * time.Second))}, "Terminating 20s\nPlacement n"},
+		"finalizer":      {Input{Pod: deleted(now.Add(-time.Minute), "x/y")}, "Finalizers x/y\nPlacement n"},
+		"deletion, node": {Input{Pod: deleted(now.Add(-time.Minute)), Node: notReady}, "DeletionNodeNotReady out-of-service\nNodeUnreachable \nPlacement n"},
+		"preemption": {Input{Pod: func() *corev1.Pod {
+			p := deleted(now.Add(20 * time.Second))
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "PreemptionByScheduler", Message: "preempting"}}
+			return p
+		}()}, "Terminating 20s\nDisruption (PreemptionByScheduler): Preempting.\nPlacement n"},
+		"deletion hangs": {Input{Pod: deleted(now.Add(-time.Minute))}, "DeletionHangs 1m0s\nPlacement n"},
 		"quota": {Input{Workloads: []any{&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: "r"}}}, Events: []corev1.Event{event("ReplicaSet", "r", "FailedCreate", `Error creating: pods "r-x" is forbidden: exceeded quota: small, requested: pods=1, used: pods=2, limited: pods=2`)}},
 			"QuotaExceeded ResourceQuota \"small\" is used up: Requested: pods=1"},
 		"quota needs requests": {Input{Workloads: []any{&appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Name: "r"}}}, Events: []corev1.Event{event("ReplicaSet", "r", "FailedCreate", `Error creating: pods "r-x" is forbidden: failed quota: small: must specify cpu for: c`)}},
