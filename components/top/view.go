@@ -44,9 +44,6 @@ type view struct {
 // object identifies an object.
 type object struct{ resource, namespace, name string }
 
-// last returns the newest sample of a metric, or NaN if there is none.
-func last(h *metricshistory.History, metric string) float32 { return h.Series[metric].Values.Last() }
-
 // current reports whether h has been sampled at one of the last two steps, so that the object probably still exists.
 func current(h *metricshistory.History) bool {
 	for _, s := range h.Series {

@@ -195,7 +195,7 @@ func (f containerFindings) crash(c container) {
 		f.exit(c, t, fmt.Sprintf("has stopped %d times, so the kubelet delays its next start", c.RestartCount))
 		return
 	}
-	f.problem("CrashLoop", f.logs(c, true), "The %s stops repeatedly, so the kubelet delays its next start.", c)
+	f.problem("CrashLoop", f.logs(c), "The %s stops repeatedly, so the kubelet delays its next start.", c)
 }
 
 // terminated explains a container that has stopped.
@@ -273,9 +273,9 @@ func (f containerFindings) exit(c container, t *corev1.ContainerStateTerminated,
 	case t.ExitCode == 137:
 		f.problem("Killed", "If it was not deleted, look for a process that sends SIGKILL, and for memory pressure on the node.", "%s: it was killed with SIGKILL (%s).", begin, code)
 	case t.ExitCode == 139:
-		f.problem("SegmentationFault", "This is a defect of the program. "+f.logs(c, true), "%s: it has accessed invalid memory and received SIGSEGV (%s).", begin, code)
+		f.problem("SegmentationFault", "This is a defect of the program. "+f.logs(c), "%s: it has accessed invalid memory and received SIGSEGV (%s).", begin, code)
 	case t.ExitCode == 143:
-		f.problem("Terminated", f.logs(c, true), "%s: it received SIGTERM (%s).", begin, code)
+		f.problem("Terminated", f.logs(c), "%s: it received SIGTERM (%s).", begin, code)
 	case t.ExitCode == 0:
 		f.problem("Exited", "A container of a Deployment must not exit. Run a program that keeps running, or use a Job.", "%s with exit code 0: the program has finished, and the restartPolicy starts it again.", begin)
 	default:
@@ -283,11 +283,11 @@ func (f containerFindings) exit(c container, t *corev1.ContainerStateTerminated,
 		if t.Message != "" {
 			message = " Its message: " + sentence(t.Message)
 		}
-		f.problem("Error", f.logs(c, true), "%s with an error (%s).%s", begin, code, message)
+		f.problem("Error", f.logs(c), "%s with an error (%s).%s", begin, code, message)
 	}
 }
 
-// logCommand returns the command that prints the log of a container.
+// logCommand returns the command that prints the log of a container. previous selects the log before the last restart.
 func (f containerFindings) logCommand(c container, previous bool) string {
 	out := fmt.Sprintf("kubectl logs %s -n %s -c %s", f.in.Pod.Name, f.in.Pod.Namespace, c.Name)
 	if previous && c.State.Terminated == nil {
@@ -296,7 +296,7 @@ func (f containerFindings) logCommand(c container, previous bool) string {
 	return out
 }
 
-// logs returns a sentence with the command that prints the log of a container.
-func (f containerFindings) logs(c container, previous bool) string {
-	return "Read its log: `" + f.logCommand(c, previous) + "`."
+// logs returns a sentence with the command that prints the log of the run of a container that has stopped last.
+func (f containerFindings) logs(c container) string {
+	return "Read its log: `" + f.logCommand(c, true) + "`."
 }
