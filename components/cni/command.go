@@ -143,7 +143,7 @@ func open(ctx context.Context, data []byte) (*plugin, error) {
 	}
 	p.network, err = podnet.New(podnet.Config{
 		Bridge: l.Bridge(), LinkPrefix: l.LinkPrefix, AddressDir: filepath.Join(dir, "addresses"),
-		CIDRs: cidrs, MTU: p.config.MTU, Tunnel: l.Tunnel(), OpenPorts: []int{layout.PortKubelet}, PacketFilter: mode, Journal: p.journal,
+		CIDRs: cidrs, MTU: p.config.MTU, Tunnels: []string{l.Tunnel(), l.WireGuard()}, OpenPorts: []int{layout.PortKubelet}, PacketFilter: mode, Journal: p.journal,
 	})
 	if err != nil {
 		p.close()

@@ -35,6 +35,7 @@ var noMasq = packetfilter.Chain{Table: packetfilter.NAT, Name: chainNoMasq}
 // kernel applies plans to the kernel of this node. It must be used by a single goroutine.
 type kernel struct {
 	bridge, tunnel string
+	wireGuard      *wireGuard
 	podCIDRs       []netip.Prefix
 	journal        *hostjournal.Journal
 
@@ -58,7 +59,8 @@ func newWriter(mode packetfilter.Mode, journal *hostjournal.Journal, log *slog.L
 }
 
 // apply creates the routes, the tunnel and the rules of p, and removes those of this package that p does not
-// contain; without peers behind the tunnel, the tunnel is removed too. self is this node.
+// contain; without peers behind the tunnel, the tunnel is removed too. The WireGuard link of an encrypted plan must
+// exist. self is this node.
 func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 	index := 0
 	if len(p.tunnels) > 0 {
@@ -70,8 +72,20 @@ func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 		if err := k.ensureEndpoints(index, p.tunnels); err != nil {
 			return fmt.Errorf("creating the tunnel endpoints: %w", err)
 		}
-	} else if err := k.removeTunnel(); err != nil {
+	} else if err := removeLink(k.tunnel); err != nil {
 		return fmt.Errorf("removing the tunnel: %w", err)
+	}
+	if p.encrypted {
+		if err := k.wireGuard.commit(p.peers); err != nil {
+			return err
+		}
+		link, err := netlink.LinkByName(k.wireGuard.link)
+		if err != nil {
+			return fmt.Errorf("finding link %s: %w", k.wireGuard.link, err)
+		}
+		index = link.Attrs().Index
+	} else if err := removeLink(k.wireGuard.link); err != nil {
+		return fmt.Errorf("removing the WireGuard link: %w", err)
 	}
 	if err := k.routes(index, p.routes); err != nil {
 		return err
@@ -90,10 +104,15 @@ func (k *kernel) routes(tunnel int, want []route) error {
 	}
 	var errs []error
 	for _, w := range want {
-		r := &netlink.Route{Dst: netlinkutil.IPNet(w.dst), Gw: w.gateway.AsSlice(), Protocol: routeProtocol}
-		if w.tunnel {
+		r := &netlink.Route{Dst: netlinkutil.IPNet(w.dst), Gw: w.gateway.AsSlice(), Protocol: routeProtocol, Type: unix.RTN_UNICAST}
+		switch {
+		case w.unreachable:
+			r.Type = unix.RTN_UNREACHABLE
+		case w.tunnel && w.gateway.IsValid():
 			r.LinkIndex, r.Flags = tunnel, int(netlink.FLAG_ONLINK)
-		} else {
+		case w.tunnel:
+			r.LinkIndex, r.Scope = tunnel, netlink.SCOPE_LINK
+		default:
 			link, err := linkTo(w.gateway)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("adding route to %s via %s: %w", w.dst, w.gateway, err))
@@ -102,19 +121,13 @@ func (k *kernel) routes(tunnel int, want []route) error {
 			r.LinkIndex = link
 		}
 		same := func(h netlink.Route) bool {
-			return h.Dst != nil && netlinkutil.Prefix(h.Dst) == w.dst && h.LinkIndex == r.LinkIndex && h.Gw.Equal(r.Gw)
+			// The kernel reports a link for unreachable destinations of IPv6.
+			return h.Dst != nil && netlinkutil.Prefix(h.Dst) == w.dst && h.Type == r.Type && (w.unreachable || h.LinkIndex == r.LinkIndex && h.Gw.Equal(r.Gw))
 		}
 		if slices.ContainsFunc(have, same) {
 			continue
 		}
-		link, err := netlink.LinkByIndex(r.LinkIndex)
-		if err == nil {
-			err = k.journal.Record(hostjournal.Change{Kind: hostjournal.Route, Name: w.dst.String(), Before: link.Attrs().Name})
-		}
-		if err == nil {
-			err = netlink.RouteReplace(r)
-		}
-		if err != nil {
+		if err := k.addRoute(r); err != nil {
 			errs = append(errs, fmt.Errorf("adding route to %s via %s: %w", w.dst, w.gateway, err))
 		}
 	}
@@ -128,6 +141,22 @@ func (k *kernel) routes(tunnel int, want []route) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// addRoute records a route in the journal and adds it. It replaces a route to the same destination.
+func (k *kernel) addRoute(r *netlink.Route) error {
+	change := hostjournal.Change{Kind: hostjournal.Route, Name: r.Dst.String()}
+	if r.Type != unix.RTN_UNREACHABLE {
+		link, err := netlink.LinkByIndex(r.LinkIndex)
+		if err != nil {
+			return err
+		}
+		change.Before = link.Attrs().Name
+	}
+	if err := k.journal.Record(change); err != nil {
+		return err
+	}
+	return netlink.RouteReplace(r)
 }
 
 // linkTo returns the index of the link whose subnet contains addr. It returns an error if addr is
@@ -178,8 +207,15 @@ func (k *kernel) ensureTunnel(self member, hardware net.HardwareAddr) (netlink.L
 	if err != nil {
 		return nil, err
 	}
-	// The node's own packets through the tunnel need a source address to which responses return
-	// through the tunnel.
+	if err := addNodeAddresses(link, self); err != nil {
+		return nil, err
+	}
+	return link, netlink.LinkSetUp(link)
+}
+
+// addNodeAddresses gives a tunnel the first addresses of the pod CIDRs of this node. The node's own packets through the
+// tunnel need a source address to which responses return through the tunnel.
+func addNodeAddresses(link netlink.Link, self member) error {
 	for _, cidr := range self.cidrs {
 		a := netip.PrefixFrom(cidr.Addr(), cidr.Addr().BitLen())
 		addr := &netlink.Addr{IPNet: netlinkutil.IPNet(a)}
@@ -187,10 +223,10 @@ func (k *kernel) ensureTunnel(self member, hardware net.HardwareAddr) (netlink.L
 			addr.Flags = unix.IFA_F_NODAD
 		}
 		if err := netlink.AddrReplace(link, addr); err != nil {
-			return nil, fmt.Errorf("adding address %s: %w", a, err)
+			return fmt.Errorf("adding address %s: %w", a, err)
 		}
 	}
-	return link, netlink.LinkSetUp(link)
+	return nil
 }
 
 func sameTunnel(link netlink.Link, want *netlink.Vxlan) bool {
@@ -199,8 +235,9 @@ func sameTunnel(link netlink.Link, want *netlink.Vxlan) bool {
 		have.MTU == want.MTU && have.HardwareAddr.String() == want.HardwareAddr.String()
 }
 
-func (k *kernel) removeTunnel() error {
-	link, err := netlink.LinkByName(k.tunnel)
+// removeLink removes the link with the name, if it exists.
+func removeLink(name string) error {
+	link, err := netlink.LinkByName(name)
 	if err == nil {
 		err = netlink.LinkDel(link)
 	}
@@ -287,9 +324,13 @@ func (k *kernel) rules(cidr netip.Prefix, p plan) packetfilter.Ruleset {
 			})
 		}
 	}
-	if len(p.tunnels) > 0 {
+	if p.tunnel() {
+		link := k.tunnel
+		if p.encrypted {
+			link = k.wireGuard.link
+		}
 		set.Chains[packetfilter.Chain{Table: packetfilter.Mangle, Name: chainMSS}] = []packetfilter.Rule{
-			{Out: packetfilter.Link{Name: k.tunnel}, Protocol: "tcp", SYN: true, Target: packetfilter.ClampMSS},
+			{Out: packetfilter.Link{Name: link}, Protocol: "tcp", SYN: true, Target: packetfilter.ClampMSS},
 		}
 		set.Jumps = []packetfilter.Jump{mssJump}
 	}

@@ -1,6 +1,6 @@
 // Package network implements the node level of the pod network. It routes packets to pods of other
-// nodes: by a direct route to nodes on the same subnet, else through a VXLAN tunnel. It also
-// excludes these packets from masquerading. Package podnet connects the pods of this node.
+// nodes: by a direct route to nodes on the same subnet, else through a VXLAN tunnel, or through
+// WireGuard tunnels, which encrypt them. It also excludes these packets from masquerading. Package podnet connects the pods of this node.
 //
 // It watches Nodes and the routes of the kernel. In a single-node cluster it does nothing. Its
 // routes, tunnels and rules stay after it stops, so that traffic continues.
@@ -42,9 +42,9 @@ type Config struct {
 	Nodes cache.SharedIndexInformer
 	// Kube must be allowed to patch this node's Node, to publish its addresses in an annotation.
 	Kube kubernetes.Interface
-	// Bridge is the name of the pods' bridge. Tunnel is the name of the VXLAN link, which is
-	// created when needed.
-	Bridge, Tunnel string
+	// Bridge is the name of the pods' bridge. Tunnel is the name of the VXLAN link, and WireGuard that
+	// of the link with encrypted tunnels. Both are created when needed.
+	Bridge, Tunnel, WireGuard string
 	// Links are additional links through which other nodes may be reached, besides the link with
 	// the node's address. Links may be missing.
 	Links []string
@@ -81,10 +81,10 @@ type Network struct {
 
 // New validates cfg and registers with the informer of Nodes. Run does the rest.
 func New(cfg Config) (*Network, error) {
-	if cfg.NodeName == "" || cfg.Nodes == nil || cfg.Kube == nil || cfg.Bridge == "" || cfg.Tunnel == "" {
+	if cfg.NodeName == "" || cfg.Nodes == nil || cfg.Kube == nil || cfg.Bridge == "" || cfg.Tunnel == "" || cfg.WireGuard == "" {
 		return nil, errors.New("network: node name, informer, client and link names are required")
 	}
-	if err := cfg.Mode.Validate(); err != nil {
+	if err := cfg.Mode.Check(); err != nil {
 		return nil, fmt.Errorf("network: %w", err)
 	}
 	if cfg.Log == nil {
@@ -92,8 +92,8 @@ func New(cfg Config) (*Network, error) {
 	}
 	n := &Network{
 		cfg: cfg, changed: make(chan struct{}, 1),
-		kernel: kernel{bridge: cfg.Bridge, tunnel: cfg.Tunnel, podCIDRs: cfg.PodCIDRs, journal: cfg.Journal,
-			writer: newWriter(cfg.PacketFilter, cfg.Journal, cfg.Log)},
+		kernel: kernel{bridge: cfg.Bridge, tunnel: cfg.Tunnel, wireGuard: newWireGuard(cfg.WireGuard, cfg.Journal), podCIDRs: cfg.PodCIDRs,
+			journal: cfg.Journal, writer: newWriter(cfg.PacketFilter, cfg.Journal, cfg.Log)},
 	}
 	n.watch, n.apply = n.watchRoutes, n.kernel.apply
 	touch := func(any) {
@@ -181,6 +181,8 @@ func (n *Network) Run(ctx context.Context) error {
 		if err := n.sync(ctx, self, peers); err != nil && ctx.Err() == nil {
 			n.cfg.Log.Warn("setting up routes to other nodes failed; pods may not reach pods of other nodes, retrying", "retryAfter", retryAfter, "err", err)
 			retry.Reset(retryAfter)
+		} else if err == nil && n.kernel.wireGuard.active() {
+			retry.Reset(time.Until(n.kernel.wireGuard.keys.due()))
 		}
 	}
 }
@@ -202,11 +204,15 @@ func (n *Network) members() (self member, peers []member) {
 }
 
 // sync makes the routes correspond to the nodes: if there are other nodes, it publishes the
-// addresses of this node, and creates the routes to them. If another CNI plugin is responsible for
+// addresses and keys of this node, and creates the routes to them. If another CNI plugin is responsible for
 // routes, it removes them.
 func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 	if n.usesCNIPlugin() {
 		return n.apply(ctx, self, plan{})
+	}
+	encrypted := n.cfg.Mode == WireGuard && len(peers) > 0
+	if encrypted && (!self.address.IsValid() || len(self.cidrs) == 0) {
+		return nil // the address and the pod CIDRs arrive as a change of the Node
 	}
 	if len(peers) > 0 && self.address.IsValid() {
 		subnets, err := subnetsOf(self.address, n.cfg.Links)
@@ -214,13 +220,25 @@ func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 			return err
 		}
 		if text := netannotation.FormatAddresses(subnets); text != netannotation.FormatAddresses(self.subnets) {
-			if err := n.publishAddresses(ctx, text); err != nil {
+			if err := n.publish(ctx, netannotation.Addresses, text); err != nil {
 				return err
 			}
 		}
 		self.subnets = subnets
 	}
-	return n.apply(ctx, self, makePlan(self, peers, n.cfg.Mode))
+	if !encrypted {
+		return n.apply(ctx, self, makePlan(self, peers, n.cfg.Mode))
+	}
+	keys, err := n.kernel.wireGuard.prepare(self)
+	if err != nil {
+		return err
+	}
+	if keys != self.keys {
+		if err := n.publish(ctx, netannotation.WireGuard, netannotation.FormatWireGuard(keys)); err != nil {
+			return err
+		}
+	}
+	return n.apply(ctx, self, makeEncryptedPlan(self, peers, n.cfg.PodCIDRs))
 }
 
 // builtinPlugin is the type of this project's CNI plugin in a CNI configuration. Its pods are
@@ -247,13 +265,14 @@ func (n *Network) usesCNIPlugin() bool {
 	return false
 }
 
-func (n *Network) publishAddresses(ctx context.Context, subnets string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{netannotation.Addresses: subnets}}})
+// publish sets an annotation of this node's Node.
+func (n *Network) publish(ctx context.Context, annotation, value string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{annotation: value}}})
 	if err != nil {
-		return fmt.Errorf("publishing node addresses: %w", err)
+		return fmt.Errorf("setting annotation %s of the Node: %w", annotation, err)
 	}
 	if _, err := n.cfg.Kube.CoreV1().Nodes().Patch(ctx, n.cfg.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("publishing node addresses: %w", err)
+		return fmt.Errorf("setting annotation %s of the Node: %w", annotation, err)
 	}
 	return nil
 }

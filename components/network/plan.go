@@ -25,15 +25,26 @@ const (
 	// Direct uses direct routes to nodes on the same subnet. Routes to other nodes must be
 	// configured outside the cluster.
 	Direct Mode = "direct"
+	// WireGuard uses encrypted tunnels to all nodes. All nodes must use it: a node does not send to
+	// pods of nodes without a key.
+	WireGuard Mode = "wireguard"
 )
 
 // Validate returns an error if the mode is unknown. Empty means Auto.
 func (m Mode) Validate() error {
 	switch m {
-	case "", Auto, VXLAN, Direct:
+	case "", Auto, VXLAN, Direct, WireGuard:
 		return nil
 	}
-	return fmt.Errorf("unknown pod network mode %q: must be auto, vxlan or direct", string(m))
+	return fmt.Errorf("unknown pod network mode %q: must be auto, vxlan, direct or wireguard", string(m))
+}
+
+// Check returns an error if the mode is unknown or the kernel does not support it. It needs root.
+func (m Mode) Check() error {
+	if err := m.Validate(); err != nil || m != WireGuard {
+		return err
+	}
+	return checkWireGuard()
 }
 
 // member is a node of the pod network: the fields of its Node object that routes depend on.
@@ -45,10 +56,12 @@ type member struct {
 	address netip.Addr
 	// subnets are its published addresses with their subnets.
 	subnets []netip.Prefix
+	// keys are its published keys.
+	keys netannotation.WireGuardKeys
 }
 
 func (m member) equal(o member) bool {
-	return m.name == o.name && m.address == o.address && slices.Equal(m.cidrs, o.cidrs) && slices.Equal(m.subnets, o.subnets)
+	return m.name == o.name && m.address == o.address && m.keys == o.keys && slices.Equal(m.cidrs, o.cidrs) && slices.Equal(m.subnets, o.subnets)
 }
 
 func memberOf(node *corev1.Node) member {
@@ -68,15 +81,18 @@ func memberOf(node *corev1.Node) member {
 		}
 	}
 	m.subnets = netannotation.ParseAddresses(node.Annotations[netannotation.Addresses])
+	m.keys = netannotation.ParseWireGuard(node.Annotations[netannotation.WireGuard])
 	return m
 }
 
 // route is a route to the pods of another node.
 type route struct {
 	dst     netip.Prefix // pod CIDR of the other node
-	gateway netip.Addr
-	// tunnel selects the VXLAN link. Otherwise the link through which gateway is reachable is used.
+	gateway netip.Addr   // invalid for the WireGuard link
+	// tunnel selects the link of the tunnel. Otherwise the link through which gateway is reachable is used.
 	tunnel bool
+	// unreachable makes the kernel reject packets. The other fields except dst are unused.
+	unreachable bool
 }
 
 // tunnelEndpoint is another node's end of the tunnel, to which this node sends encapsulated
@@ -93,7 +109,13 @@ type plan struct {
 	tunnels []tunnelEndpoint
 	// mac is the MAC address of this node's tunnel endpoint.
 	mac net.HardwareAddr
+	// encrypted is set if the tunnel is the WireGuard link. Its peers replace tunnels.
+	encrypted bool
+	peers     []wireGuardPeer
 }
+
+// tunnel reports whether the plan contains a tunnel of any kind.
+func (p *plan) tunnel() bool { return p.encrypted || len(p.tunnels) > 0 }
 
 // makePlan decides how self reaches the pods of its peers: in a shared subnet directly, otherwise through the
 // tunnel. Mode VXLAN uses only the tunnel, and mode Direct none, so that peers in other subnets have no route.

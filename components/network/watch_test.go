@@ -20,7 +20,7 @@ func TestMissedRoutes(t *testing.T) {
 	)
 	factory := informers.NewSharedInformerFactory(kube, 0)
 	n, err := New(Config{
-		NodeName: "self", Nodes: factory.Core().V1().Nodes().Informer(), Kube: kube, Bridge: "none-br0", Tunnel: "none-vxlan", Log: slog.New(slog.DiscardHandler),
+		NodeName: "self", Nodes: factory.Core().V1().Nodes().Informer(), Kube: kube, Bridge: "none-br0", Tunnel: "none-vxlan", WireGuard: "none-wg", Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

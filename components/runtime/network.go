@@ -51,7 +51,7 @@ func newPodNetwork(h *host, cfg *Config, inventory *inventory, journal *hostjour
 	}
 	builtin, err := podnet.New(podnet.Config{
 		Bridge: cfg.LinkPrefix + "-br0", LinkPrefix: cfg.LinkPrefix, AddressDir: h.state("addresses"),
-		CIDRs: cidrs, MTU: cfg.MTU, Tunnel: cfg.LinkPrefix + "-vxlan", OpenPorts: []int{layout.PortKubelet}, PacketFilter: cfg.PacketFilter, Journal: journal, Log: h.log,
+		CIDRs: cidrs, MTU: cfg.MTU, Tunnels: []string{cfg.LinkPrefix + "-vxlan", cfg.LinkPrefix + "-wg"}, OpenPorts: []int{layout.PortKubelet}, PacketFilter: cfg.PacketFilter, Journal: journal, Log: h.log,
 	})
 	if err != nil {
 		return nil, err

@@ -47,7 +47,7 @@ func (m *Machine) sandboxes() sandboxes {
 
 // ownLink reports whether a link belongs to this program.
 func (m *Machine) ownLink(name string) bool {
-	return name == m.Layout.Bridge() || name == m.Layout.Tunnel() || strings.HasPrefix(name, m.Layout.LinkPrefix+"-") || strings.HasPrefix(name, m.Layout.LinkPrefix+"v") || m.isNodeLink(name)
+	return name == m.Layout.Bridge() || name == m.Layout.Tunnel() || name == m.Layout.WireGuard() || strings.HasPrefix(name, m.Layout.LinkPrefix+"-") || strings.HasPrefix(name, m.Layout.LinkPrefix+"v") || m.isNodeLink(name)
 }
 
 // isNodeLink reports whether a link connects an additional node of `up --nodes`.

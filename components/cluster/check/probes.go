@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/netlinkutil"
 	"hyperkube/internal/pod/podnet"
 )
 
@@ -43,28 +44,11 @@ func onDedicatedThread(f func() error) error {
 
 // probeLinks implements Probes.Links.
 func probeLinks() (unsupported map[string]error, err error) {
-	unsupported = map[string]error{}
-	err = onDedicatedThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		for _, link := range []netlink.Link{
-			&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bridge"}},
-			&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth"}, PeerName: "peer"},
-			&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vxlan"}, VxlanId: 1, Port: 4789},
-		} {
-			if err := h.LinkAdd(link); err != nil {
-				unsupported[link.Attrs().Name] = err
-			}
-		}
-		return nil
-	})
-	return unsupported, err
+	return netlinkutil.Unsupported(
+		&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "bridge"}},
+		&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth"}, PeerName: "peer"},
+		&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "vxlan"}, VxlanId: 1, Port: 4789},
+	)
 }
 
 // resolve implements Probes.Resolve.

@@ -109,7 +109,7 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&o.ClientCA, "client-ca-file", "", "Path to the CA certificate that verifies client certificates of requests to the kubelet.")
 	flags.StringVar(&o.CertFile, "tls-cert-file", "", "Path to the kubelet's serving certificate. If empty, a self-signed certificate is generated.")
 	flags.StringVar(&o.KeyFile, "tls-private-key-file", "", "Path to the private key of --tls-cert-file.")
-	flags.StringVar(&o.Network, "pod-network", "", "How pod traffic between nodes is sent: auto (routes within a subnet, otherwise VXLAN), vxlan or direct.")
+	flags.StringVar(&o.Network, "pod-network", "", "How pod traffic between nodes is sent: auto (routes within a subnet, otherwise VXLAN), vxlan, direct or wireguard (encrypted; the same for all nodes).")
 	flags.StringVar(&o.Config, "config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.ConfigDir, "config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
 	RegisterProxyMode(flags, &o.ProxyMode)

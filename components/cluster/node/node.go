@@ -192,7 +192,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	between, err := network.New(network.Config{
 		NodeName: cfg.Cluster.NodeName, Nodes: cfg.Proxy.Informers.Core().V1().Nodes().Informer(), Kube: cfg.Kubelet.Kube,
-		Bridge: cfg.Layout.Bridge(), Tunnel: cfg.Layout.Tunnel(), Links: []string{localnodes.Bridge(cfg.Layout)},
+		Bridge: cfg.Layout.Bridge(), Tunnel: cfg.Layout.Tunnel(), WireGuard: cfg.Layout.WireGuard(), Links: []string{localnodes.Bridge(cfg.Layout)},
 		PodCIDRs: pc.PodCIDRs, Mode: cfg.NetworkMode, CNIConfDir: cfg.Layout.CNIConf(), OnCNIConfChange: k.CheckRuntime,
 		PacketFilter: cfg.PacketFilter, Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
 	})
@@ -201,13 +201,13 @@ func New(cfg Config) (*Node, error) {
 	}
 	addresses, err := announce.New(announce.Config{
 		NodeName: cfg.Cluster.NodeName, Services: cfg.Proxy.Informers.Core().V1().Services().Informer(), Nodes: cfg.Proxy.Informers.Core().V1().Nodes().Informer(),
-		Kube: cfg.Kubelet.Kube, Ready: p.Ready(), Ignored: []string{cfg.Layout.Bridge(), cfg.Layout.Tunnel()}, Log: cfg.Log.With("component", "network"),
+		Kube: cfg.Kubelet.Kube, Ready: p.Ready(), Ignored: []string{cfg.Layout.Bridge(), cfg.Layout.Tunnel(), cfg.Layout.WireGuard()}, Log: cfg.Log.With("component", "network"),
 	})
 	if err != nil {
 		return nil, err
 	}
 	firewall := firewalld.New(firewalld.Config{
-		Sources: pc.PodCIDRs, Links: []string{cfg.Layout.Bridge(), cfg.Layout.Tunnel(), localnodes.Bridge(cfg.Layout)},
+		Sources: pc.PodCIDRs, Links: []string{cfg.Layout.Bridge(), cfg.Layout.Tunnel(), cfg.Layout.WireGuard(), localnodes.Bridge(cfg.Layout)},
 		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
 	})
 	return &Node{

@@ -93,7 +93,7 @@ func updateAdditionalNodes(l layout.Node, count int, mode network.Mode) (additio
 	if count == f.Count && mode == f.Network {
 		return f, nil
 	}
-	if err := mode.Validate(); err != nil {
+	if err := mode.Check(); err != nil {
 		return f, command.ConfigError(fmt.Errorf("--pod-network: %w", err))
 	}
 	f.Network = mode

@@ -111,7 +111,7 @@ func newCommand(o *upOptions) *cobra.Command {
 	flags.StringVar(&o.domain, "cluster-domain", "", "DNS domain of the cluster. Only used at the first start. Defaults to cluster.local.")
 	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Do not add the cluster to the user's kubeconfig file.")
 	flags.IntVar(&o.nodes, "nodes", 0, "Total number of nodes. Additional nodes run in network namespaces on this machine. 0 keeps the current number, which is 1 at the first start.")
-	flags.StringVar(&o.podNetwork, "pod-network", "", "How pod traffic between nodes is sent: auto (routes within a subnet, otherwise VXLAN), vxlan or direct.")
+	flags.StringVar(&o.podNetwork, "pod-network", "", "How pod traffic between nodes is sent: auto (routes within a subnet, otherwise VXLAN), vxlan, direct or wireguard (encrypted; the same for all nodes).")
 	flags.StringSliceVar(&o.loadBalancerPool, "load-balancer-pool", nil, "Unused addresses of the network of the nodes for Services of type LoadBalancer, which the nodes announce: CIDRs or ranges such as 192.0.2.10-192.0.2.20, comma-separated. By default, Services have the addresses of the nodes.")
 	flags.StringVar(&o.kubeletConfig, "kubelet-config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.kubeletConfigDir, "kubelet-config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")

@@ -53,7 +53,8 @@ const (
 	Controllers Kind = "controllers"
 	// Dir is a directory or file that was created. Name is its path. It is removed with its content.
 	Dir Kind = "dir"
-	// Route is a route. Name is its destination, Before the name of its link.
+	// Route is a route. Name is its destination, Before the name of its link, or empty if the route makes the destination
+	// unreachable.
 	Route Kind = "route"
 	// Firewalld is an address range or link that was added to a zone of firewalld. Name is "Source RANGE" or
 	// "Interface LINK". Package firewalld records and reverts it.

@@ -205,10 +205,18 @@ func undoMount(c Change) error {
 	return errors.Join(errs...)
 }
 
-// undoRoute removes the routes to the destination of a Route over its link. It is not an error if there are none.
+// undoRoute removes the routes to the destination of a Route over its link, or the one that makes it unreachable if the
+// Route has no link. It is not an error if there are none.
 func undoRoute(c Change) error {
 	dst, err := netlink.ParseIPNet(c.Name)
 	if err != nil {
+		return err
+	}
+	if c.Before == "" {
+		err := netlink.RouteDel(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE})
+		if errors.Is(err, unix.ESRCH) {
+			return nil
+		}
 		return err
 	}
 	link, err := netlink.LinkByName(c.Before)

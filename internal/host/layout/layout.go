@@ -165,6 +165,9 @@ func (n Node) Bridge() string { return n.LinkPrefix + "-br0" }
 // Tunnel returns the name of the tunnel link to the pods of other nodes.
 func (n Node) Tunnel() string { return n.LinkPrefix + "-vxlan" }
 
+// WireGuard returns the name of the link with encrypted tunnels to the pods of other nodes.
+func (n Node) WireGuard() string { return n.LinkPrefix + "-wg" }
+
 // MainProcess is the process name of the main process in PID files, journals and logs. It runs `up`
 // or `node`, and with them the components of the node.
 const MainProcess = "hyperkube"

@@ -61,21 +61,22 @@ func (n *Network) defaultRouteMTU() (int, error) {
 	return mtu, nil
 }
 
-// offNodeMTU returns the MTU for packets from pods to destinations outside of the node, which is
-// that of the tunnel. It returns zero if the tunnel does not limit the MTU of pod links, linkMTU.
+// offNodeMTU returns the MTU for packets from pods to destinations outside of the node, which is the smallest one of
+// the tunnels that exist. It returns zero if no tunnel limits the MTU of pod links, linkMTU.
 func (n *Network) offNodeMTU(linkMTU int) (int, error) {
-	if n.cfg.Tunnel == "" {
+	smallest := linkMTU
+	for _, name := range n.cfg.Tunnels {
+		tunnel, err := n.netlink.LinkByName(name)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("finding link %s: %w", name, err)
+		}
+		smallest = min(smallest, tunnel.Attrs().MTU)
+	}
+	if smallest == linkMTU {
 		return 0, nil
 	}
-	tunnel, err := n.netlink.LinkByName(n.cfg.Tunnel)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("finding link %s: %w", n.cfg.Tunnel, err)
-	}
-	if mtu := tunnel.Attrs().MTU; mtu < linkMTU {
-		return mtu, nil
-	}
-	return 0, nil
+	return smallest, nil
 }

@@ -71,7 +71,7 @@ func TestMTU(t *testing.T) {
 			return err
 		}
 		n, err := New(Config{
-			Bridge: "hkt-br", LinkPrefix: "hkt", AddressDir: filepath.Join(dir, "addresses"), Tunnel: "hkt-vxlan",
+			Bridge: "hkt-br", LinkPrefix: "hkt", AddressDir: filepath.Join(dir, "addresses"), Tunnels: []string{"hkt-vxlan", "hkt-none"},
 			CIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")},
 		})
 		if err != nil {

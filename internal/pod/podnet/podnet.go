@@ -41,9 +41,9 @@ type Config struct {
 	// MTU is the MTU of the pod links in bytes. Zero means the MTU of the default route's link when
 	// the bridge is created.
 	MTU int
-	// Tunnel is the name of the tunnel link to the pods of other nodes. It may be empty, and the
-	// link need not exist. Packets that new pods send to other nodes are limited to its MTU.
-	Tunnel string
+	// Tunnels are the names of links to the pods of other nodes that need not exist. Packets that new
+	// pods send to other nodes are limited to the smallest MTU of those that exist.
+	Tunnels []string
 	// OpenPorts are TCP ports of this host to which pods can connect regardless of the host's
 	// firewall. Their servers must authenticate clients.
 	OpenPorts []int
