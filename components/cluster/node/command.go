@@ -36,6 +36,7 @@ import (
 	"hyperkube/internal/host/hostaddress"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/logfile"
 	"hyperkube/internal/host/packetfilter"
 )
 
@@ -181,7 +182,7 @@ func (o *Options) run(ctx context.Context, s *progress.Steps) (err error) {
 	if err := RecordCgroupRoot(journal, l); err != nil {
 		return err
 	}
-	log := o.log()
+	log := o.log(l)
 	logging.SetDefault(log)
 	group := &lifecycle.Group{Log: log}
 	defer func() { err = errors.Join(err, group.Stop()) }()
@@ -192,7 +193,7 @@ func (o *Options) run(ctx context.Context, s *progress.Steps) (err error) {
 	if err != nil {
 		return err
 	}
-	cfg, err := o.config(l)
+	cfg, err := o.config(l, log)
 	if err != nil {
 		return command.ConfigError(err)
 	}
@@ -417,22 +418,23 @@ func ServingNames(addrs []netip.Addr) []string {
 	return append(clusterconfig.Strings(addrs), "127.0.0.1", "::1", "localhost")
 }
 
-// log returns a logger that writes to standard error, with debug messages if --verbose is set.
-func (o *Options) log() *slog.Logger {
+// log returns a logger that writes to standard error, with debug messages if --verbose is set. If that is the log file of the
+// node, it is rotated.
+func (o *Options) log(l layout.Node) *slog.Logger {
 	level := slog.LevelInfo
 	if o.verbose {
 		level = slog.LevelDebug
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	return slog.New(slog.NewTextHandler(logfile.Stderr(l.Log(layout.MainProcess), logfile.Defaults()), &slog.HandlerOptions{Level: level}))
 }
 
 // config converts the flags to a Config without Journal and Metrics, and reads the files that they name.
-func (o *Options) config(l layout.Node) (Config, error) {
+func (o *Options) config(l layout.Node, log *slog.Logger) (Config, error) {
 	cfg := Config{
 		Layout:     l,
 		Cluster:    clusterconfig.Cluster{PodCIDRs: o.ClusterCIDRs, Domain: o.Domain},
 		ClusterDNS: o.DNS, StaticPods: o.StaticPods, NetworkMode: network.Mode(o.Network),
-		Log: o.log(),
+		Log: log,
 	}
 	var err error
 	if cfg.Cluster.NodeName, err = o.NodeName(); err != nil {

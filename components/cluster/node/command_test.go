@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -64,7 +65,7 @@ func TestNodeConfig(t *testing.T) {
 		{"invalid certificate", good(func(o *Options) { o.CertFile, o.KeyFile = empty, empty }), "certificate"},
 		{"invalid client CA", good(func(o *Options) { o.ClientCA = empty }), "no certificate in"},
 	} {
-		cfg, err := c.o.config(layout.Under(dir))
+		cfg, err := c.o.config(layout.Under(dir), slog.Default())
 		switch {
 		case c.want == "" && err != nil:
 			t.Errorf("%s: %v", c.name, err)

@@ -32,6 +32,7 @@ import (
 	"hyperkube/internal/base/logging"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/logfile"
 	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/host/process"
 	"hyperkube/manifests"
@@ -321,7 +322,7 @@ func (o *upOptions) serve(cmd *cobra.Command, l layout.Node, from resumption, s 
 	if o.verbose {
 		level = slog.LevelDebug
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log := slog.New(slog.NewTextHandler(logfile.Stderr(l.Log(layout.MainProcess), logfile.Defaults()), &slog.HandlerOptions{Level: level}))
 	logging.SetDefault(log)
 
 	_, exists, err := clusterconfig.Load(l)

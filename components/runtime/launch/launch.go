@@ -127,7 +127,7 @@ type Options struct {
 	// build of it makes the runtime outdated too, even if the embedded runtime is the same. Empty
 	// disables this check.
 	Main string
-	// LogFile is the runtime's log. The file and its directory are created.
+	// LogFile is the runtime's log. The file and its directory are created, and the runtime rotates it.
 	LogFile string
 	// PIDFile contains the process ID and is locked while the runtime runs. Its directory is
 	// created. Empty means no PID file.
@@ -144,6 +144,9 @@ func (o Options) argv() []string {
 		argv = append(argv, "--pid-file", o.PIDFile)
 	}
 	argv = append(argv, "--build", o.build())
+	if o.LogFile != "" {
+		argv = append(argv, "--log-file", o.LogFile)
+	}
 	return append(argv, o.Args...)
 }
 

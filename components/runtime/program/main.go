@@ -26,6 +26,7 @@ import (
 	_ "hyperkube/components/runtime/container/initial" // as `init`, the program stops in its init function
 	"hyperkube/components/runtime/images"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/logfile"
 	"hyperkube/internal/host/packetfilter"
 )
 
@@ -48,6 +49,7 @@ type options struct {
 	cniBinDirs     string
 	handlers       string
 	logLevel       string
+	logFile        string
 }
 
 // parse parses the command line flags. It returns flag.ErrHelp if the user requests help.
@@ -77,6 +79,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.registryConfig, "registry-config", "/etc/hyperkube/registries.yaml", "file with registry mirrors, credentials and TLS settings")
 	f.StringVar(&o.pidFile, "pid-file", "", "PID file")
 	_ = f.String("build", "", "identifier of the build; read from the command line by other processes")
+	f.StringVar(&o.logFile, "log-file", "", "file that is rotated if it is standard error")
 	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
 	if err := f.Parse(args); err != nil {
 		return nil, err
@@ -104,7 +107,7 @@ func run(args []string) error {
 	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
 		return fmt.Errorf("invalid log level: %w", err)
 	}
-	o.cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	o.cfg.Log = slog.New(slog.NewTextHandler(logfile.Stderr(o.logFile, logfile.Defaults()), &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(o.cfg.Log)
 	// libcontainer passes the variable to the init process of a container, which does not need
 	// parallelism.
