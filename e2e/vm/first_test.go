@@ -34,7 +34,7 @@ spec:
 // TestFirstApplication starts a cluster and an application as a user does, checks what limits pods, and compares the machine
 // before and after.
 func TestFirstApplication(t *testing.T) {
-	m := newMachine(t, "bookworm", "trixie", "no-iptables")
+	m := newMachine(t, "bookworm", "trixie", "no-iptables", "firewalld", "arm64")
 	before := m.takeState()
 	m.up()
 	m.kubectl("apply", "-f", "manifests/examples/web.yaml")
