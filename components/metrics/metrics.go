@@ -19,6 +19,7 @@ import (
 	"hyperkube/components/metrics/history"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/client"
+	"hyperkube/internal/serving/frontproxy"
 	"hyperkube/internal/serving/tlsdefaults"
 )
 
@@ -45,7 +46,7 @@ type Server struct {
 	api        api
 	historyAPI historyAPI
 	scraper    *scraper
-	auth       *frontProxyAuth
+	auth       *frontproxy.Authenticator
 	ready      chan struct{}
 }
 
@@ -87,7 +88,7 @@ func New(cfg Config) (*Server, error) {
 			history: recorder{store: store, pods: core.Pods().Lister()},
 			synced:  []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
 		},
-		auth: &frontProxyAuth{kube: cfg.Clients.Kube}, ready: make(chan struct{}),
+		auth: frontproxy.New(cfg.Clients.Kube), ready: make(chan struct{}),
 	}, nil
 }
 

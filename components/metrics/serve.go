@@ -41,7 +41,7 @@ func (s *Server) handler() http.Handler {
 	})
 	authenticated := func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if err := s.auth.check(req); err != nil {
+			if err := s.auth.Check(req); err != nil {
 				s.cfg.Log.Debug("unauthenticated request to the metrics API rejected with 401", "path", req.URL.Path, "err", err)
 				send(w, http.StatusUnauthorized, apierrors.NewUnauthorized("Unauthorized").Status())
 				return

@@ -1,4 +1,5 @@
-package metrics
+// Package frontproxy authenticates requests that an API server has proxied to an aggregated API server.
+package frontproxy
 
 import (
 	"context"
@@ -7,19 +8,22 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 )
 
-// frontProxyAuth authenticates requests that an API server has proxied to this server, by the
-// client certificate of its front proxy. The API server has already authorized them.
+// Authenticator authenticates requests that an API server has proxied to this server, by the
+// client certificate of its front proxy. The API server has already authorized them. It is safe for concurrent use.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/
-type frontProxyAuth struct {
+type Authenticator struct {
 	kube kubernetes.Interface
 
 	mu       sync.Mutex // guards the fields below
@@ -28,15 +32,18 @@ type frontProxyAuth struct {
 	lastRead time.Time
 }
 
+// New returns an Authenticator. kube may read the ConfigMap kube-system/extension-apiserver-authentication.
+func New(kube kubernetes.Interface) *Authenticator { return &Authenticator{kube: kube} }
+
 // reloadInterval is the minimum interval between reads of the ConfigMap with the front proxy CA. It
 // is read again for a client certificate that the present CA has not signed, because the CA may
 // have changed.
 const reloadInterval = 10 * time.Second
 
-// check returns an error if req does not come from an API server. It reads the ConfigMap
+// Check returns an error if req does not come from an API server. It reads the ConfigMap
 // kube-system/extension-apiserver-authentication if the client certificate is not valid with what was read
 // last, but at most every reloadInterval.
-func (t *frontProxyAuth) check(req *http.Request) error {
+func (t *Authenticator) Check(req *http.Request) error {
 	if req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
 		return errors.New("no client certificate of an API server")
 	}
@@ -57,7 +64,7 @@ func (t *frontProxyAuth) check(req *http.Request) error {
 	return t.verify(req.TLS.PeerCertificates)
 }
 
-func (t *frontProxyAuth) verify(chain []*x509.Certificate) error {
+func (t *Authenticator) verify(chain []*x509.Certificate) error {
 	between := x509.NewCertPool()
 	for _, c := range chain[1:] {
 		between.AddCert(c)
@@ -72,7 +79,7 @@ func (t *frontProxyAuth) verify(chain []*x509.Certificate) error {
 	return nil
 }
 
-func (t *frontProxyAuth) load(ctx context.Context) error {
+func (t *Authenticator) load(ctx context.Context) error {
 	t.lastRead = time.Now()
 	cm, err := t.kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
 	if err != nil {
@@ -90,4 +97,26 @@ func (t *frontProxyAuth) load(ctx context.Context) error {
 	}
 	t.roots, t.names = roots, names
 	return nil
+}
+
+// User returns the user of a request that Check has accepted, as the API server has authenticated it. It returns nil if the request names no user.
+func User(req *http.Request) user.Info {
+	name := req.Header.Get("X-Remote-User")
+	if name == "" {
+		return nil
+	}
+	info := &user.DefaultInfo{Name: name, UID: req.Header.Get("X-Remote-Uid"), Groups: req.Header.Values("X-Remote-Group")}
+	for key, values := range req.Header {
+		if encoded, ok := strings.CutPrefix(key, "X-Remote-Extra-"); ok {
+			name, err := url.PathUnescape(strings.ToLower(encoded))
+			if err != nil {
+				name = strings.ToLower(encoded)
+			}
+			if info.Extra == nil {
+				info.Extra = map[string][]string{}
+			}
+			info.Extra[name] = values
+		}
+	}
+	return info
 }
