@@ -115,7 +115,7 @@ func (k *Kubelet) newPuller() *images.Puller {
 // newVolumes creates the set of all supported volume types. p has the parts that the types use.
 func (k *Kubelet) newVolumes(object *nodestatus.Object, p podParts) *volume.Set {
 	layout := k.cfg.Layout
-	hostPaths := volume.HostPath{Alias: layout.KubeletAlias()}
+	hostPaths := volume.HostPath{Aliases: layout.HostPathAliases()}
 	local := volume.Local{Root: layout.Volumes(), Warn: k.events.PodWarning, WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
 		k.events.Event(pv, v1.EventTypeWarning, reason, message)
 	}}

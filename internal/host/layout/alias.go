@@ -22,6 +22,13 @@ func (n Node) KubeletAlias() Alias {
 	return Alias{Advertised: n.AdvertisedKubelet, Actual: n.Kubelet}
 }
 
+// HostPathAliases returns the aliases of directories that pods mount from the host by their conventional paths: the kubelet's root
+// directory, and those that log collectors use.
+func (n Node) HostPathAliases() []Alias {
+	usual := Default()
+	return []Alias{n.KubeletAlias(), {usual.PodLogs, n.PodLogs}, {usual.ContainerLogs, n.ContainerLogs}, {usual.LogDir(), n.LogDir()}, {usual.LogStore(), n.LogStore()}}
+}
+
 // ToActual returns the actual path for path, if path is the advertised directory or below it. It
 // returns other paths unchanged.
 func (a Alias) ToActual(path string) string { return swap(path, a.Advertised, a.Actual) }

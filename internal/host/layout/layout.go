@@ -137,7 +137,13 @@ func (n Node) Stopped() string { return filepath.Join(n.Run, "stopped") }
 func (n Node) NodeDNS() string { return filepath.Join(n.Run, "dns") }
 
 // Log returns the path of the log file of the process named process, if it runs in the background.
-func (n Node) Log(process string) string { return filepath.Join(n.Data, "logs", process+".log") }
+func (n Node) Log(process string) string { return filepath.Join(n.LogDir(), process+".log") }
+
+// LogDir returns the directory of the log files of processes that run in the background.
+func (n Node) LogDir() string { return filepath.Join(n.Data, "logs") }
+
+// LogStore returns the directory in which the logging agent stores the logs of the node.
+func (n Node) LogStore() string { return filepath.Join(n.Data, "log-store") }
 
 // AuditPolicy returns the file of the API server's audit policy on control plane nodes.
 func (n Node) AuditPolicy() string { return filepath.Join(n.Etc, "audit-policy.yaml") }

@@ -14,8 +14,8 @@ import (
 // HostPath is the Type of hostPath volumes, and the PersistentType of PersistentVolumes with a hostPath:
 // paths of the node, which containers use directly.
 type HostPath struct {
-	// Alias maps the path that pods use for the kubelet's root directory to the actual one.
-	Alias layout.Alias
+	// Aliases map the paths that pods use for directories of the node to the actual ones. The first one that applies is used.
+	Aliases []layout.Alias
 }
 
 // Name returns the name of the directory of hostPath volumes in a pod's volumes directory.
@@ -27,7 +27,13 @@ func (HostPath) Is(v *v1.Volume) bool { return v.HostPath != nil }
 // SetUp returns the path of the node. It checks the type of the path, or creates the path if the volume's type
 // is DirectoryOrCreate or FileOrCreate. Without a type, it does not even check that the path exists.
 func (t HostPath) SetUp(_ context.Context, r Request) (Result, error) {
-	path := t.Alias.ToActual(r.Volume.HostPath.Path)
+	path := r.Volume.HostPath.Path
+	for _, a := range t.Aliases {
+		if actual := a.ToActual(path); actual != path {
+			path = actual
+			break
+		}
+	}
 	kind := v1.HostPathUnset
 	if r.Volume.HostPath.Type != nil {
 		kind = *r.Volume.HostPath.Type

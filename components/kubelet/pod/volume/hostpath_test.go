@@ -16,7 +16,7 @@ import (
 // gets that of its node.
 func TestHostPathAlias(t *testing.T) {
 	own := t.TempDir()
-	paths := HostPath{Alias: layout.Alias{Advertised: "/known/kubelet", Actual: own}}
+	paths := HostPath{Aliases: []layout.Alias{{}, {Advertised: "/known/kubelet", Actual: own}}}
 	kind := v1.HostPathDirectoryOrCreate
 	for path, want := range map[string]string{
 		"/known/kubelet/plugins/d": filepath.Join(own, "plugins/d"),
