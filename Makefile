@@ -31,7 +31,7 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance gateway-conformance-subset upgrade-test fuzz vulncheck lint generate bench bench-gateway bench-scale install clean runtime release release-test
+.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance gateway-conformance-subset upgrade-test kill-logging fuzz vulncheck lint generate bench bench-gateway bench-scale install clean runtime release release-test
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ gateway-conformance-subset: ## run one test of the suite for each kind of route 
 
 upgrade-test: build ## upgrade clusters of an earlier build, FROM=COMMIT, to this one; needs root
 	@scripts/upgrade-test $(FROM)
+
+kill-logging: ## kill the collection of logs 50 times under load, and check that no record is lost
+	HYPERKUBE_TEST_KILLS=50 go test -count=1 -timeout 10m -v -run '^TestKill$$' ./components/logging/collect
 
 fuzz: setup ## run each fuzz target for FUZZTIME (10s); FUZZ=REGEXP selects targets
 	@scripts/fuzz $(or $(FUZZTIME),10s) '$(or $(FUZZ),.)'

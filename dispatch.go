@@ -29,6 +29,7 @@ import (
 	"hyperkube/components/hello"
 	"hyperkube/components/kubectl"
 	"hyperkube/components/kubelet"
+	"hyperkube/components/logging"
 	"hyperkube/components/metrics"
 	"hyperkube/components/proxy"
 	"hyperkube/components/runtime/launch"
@@ -65,6 +66,7 @@ func components() []component {
 		{names: []string{"metrics"}, short: "Run the metrics server for pods and nodes", command: metrics.NewCommand},
 		{names: []string{"dns"}, short: "Run the cluster DNS server", command: dns.NewCommand},
 		{names: []string{"gateway"}, short: "Run the gateway for the Gateway API and Ingress", command: gateway.NewCommand},
+		{names: []string{"logging-agent"}, short: "Collect, store and search the logs of a node", command: logging.NewAgentCommand},
 		{names: []string{"hello"}, short: "Run a small web server to test a cluster", command: hello.NewCommand},
 		{names: []string{"scrub"}, short: "Delete the content of a volume (used by the controllers)", command: scrub.NewCommand},
 		{names: []string{"kubectl"}, short: "The Kubernetes command line client", main: func(args []string) int {
@@ -83,6 +85,7 @@ func components() []component {
 	return append(list,
 		component{names: []string{"dashboard"}, short: "Open a dashboard of a cluster in the browser", command: dashboard.NewCommand, ofCluster: true},
 		component{names: []string{"explain-pod"}, short: "Explain why a pod is where it is, or why it is not running", command: explainpod.NewCommand, ofCluster: true},
+		component{names: []string{"logs"}, short: "Search the stored logs of pods, also of deleted ones, and of nodes", command: logging.NewLogsCommand, ofCluster: true},
 		component{names: []string{"top"}, short: "Show the resource usage of nodes and pods with its history", command: top.NewCommand, ofCluster: true},
 	)
 }
