@@ -57,6 +57,7 @@ func Addons() []Addon {
 		{Name: "dns", Description: "Cluster DNS", Default: true},
 		{Name: "gateway", Description: "Gateway API and Ingress", Definitions: definitions.Gateway},
 		{Name: "local-path", Description: "Default StorageClass: volumes in directories of the nodes", Default: true},
+		{Name: "logging", Description: "Collection, storage and search of logs"},
 		{Name: "metrics", Description: "Resource metrics for kubectl top and autoscaling", Default: true, APIService: "v1beta1.metrics.k8s.io"},
 		{Name: "network", Description: "Permissions of the pod network", Default: true, Required: "the pod network of every node needs its permissions to apply network policies"},
 	}

@@ -29,6 +29,7 @@ func TestAddons(t *testing.T) {
 		"gateway":    "ClusterRole ClusterRoleBinding" + strings.Repeat(" CustomResourceDefinition", 10) + " DaemonSet GatewayClass GatewayClass GatewayClass IngressClass Role RoleBinding ServiceAccount",
 		"local-path": "StorageClass",
 		"metrics":    "APIService APIService ClusterRole ClusterRole ClusterRoleBinding Deployment RoleBinding Service ServiceAccount",
+		"logging":    "APIService ClusterRole ClusterRole ClusterRoleBinding DaemonSet Role RoleBinding RoleBinding Secret Service ServiceAccount",
 		"network":    "ClusterRole ClusterRoleBinding",
 	} {
 		a, err := FindAddon(name)
@@ -49,7 +50,7 @@ func TestAddons(t *testing.T) {
 	if err != nil || len(files) != len(Addons()) {
 		t.Errorf("%d files, %d add-ons, %v", len(files), len(Addons()), err)
 	}
-	if _, err := FindAddon("dsn"); err == nil || !strings.Contains(err.Error(), "available add-ons are: cluster-network-policy, dashboard, dns, gateway, local-path, metrics, network") {
+	if _, err := FindAddon("dsn"); err == nil || !strings.Contains(err.Error(), "available add-ons are: cluster-network-policy, dashboard, dns, gateway, local-path, logging, metrics, network") {
 		t.Errorf("unknown name: %v", err)
 	}
 }
