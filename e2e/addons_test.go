@@ -84,7 +84,7 @@ func TestAddons(t *testing.T) {
 	m.prints(`"status": "applied"`, addon("list", "-o", "json")...)
 	m.prints("Deployment kube-system/kube-dns 1 of 1 available", addon("status", "dns")...)
 	m.fails("network cannot be disabled: the pod network of every node needs", addon("disable", "network")...)
-	m.fails("available add-ons are: cluster-network-policy, dashboard, dns, gateway, local-path, metrics, network", addon("enable", "dsn")...)
+	m.fails("available add-ons are: cluster-network-policy, dashboard, dns, gateway, local-path, logging, metrics, network", addon("enable", "dsn")...)
 
 	// An object of the user survives, although it has the name of an object of the add-on.
 	m.hyperkube(addon("disable", "dns", "local-path")...)
