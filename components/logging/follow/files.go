@@ -57,8 +57,11 @@ func containerFiles(dir string) ([]logFile, error) {
 	})
 }
 
-// nodeFiles returns the log files with the base name in a directory, oldest first: NAME.log, and rotated files as logrotate names them: NAME.log.1 is
-// newer than NAME.log.2, and NAME.log-DATE.
+// rotatedTime matches the suffix of rotated files of the processes of hyperkube, see package logfile.
+var rotatedTime = regexp.MustCompile(`^\.\d{8}-\d{6}\.\d{6}$`)
+
+// nodeFiles returns the log files with the base name in a directory, oldest first: NAME.log, NAME.log.TIME as package logfile names rotated files, and
+// rotated files as logrotate names them: NAME.log.1 is newer than NAME.log.2, and NAME.log-DATE.
 func nodeFiles(dir, base string) ([]logFile, error) {
 	return list(dir, func(name string) (logFile, bool) {
 		rest, ok := strings.CutPrefix(name, base+".log")
@@ -69,6 +72,8 @@ func nodeFiles(dir, base string) ([]logFile, error) {
 		switch {
 		case rest == "" && !compressed:
 			return logFile{}, true
+		case rotatedTime.MatchString(rest):
+			return logFile{rotated: rest, compressed: compressed}, true
 		case strings.HasPrefix(rest, "."):
 			n, err := strconv.ParseUint(rest[1:], 10, 32)
 			return logFile{rotated: fmt.Sprintf("%010d", 1<<32-1-n), compressed: compressed}, err == nil

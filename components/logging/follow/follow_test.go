@@ -264,20 +264,25 @@ func TestRemoved(t *testing.T) {
 // TestNodeFiles checks the order of rotated files of nodes.
 func TestNodeFiles(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"main.log", "main.log.1", "main.log.10.gz", "main.log.2", "main.log.2.gz", "main.log-20260101", "other.log", "main.log.old", "mainx.log"} {
+	for _, name := range []string{"main.log", "main.log.1", "main.log.10.gz", "main.log.2", "main.log.2.gz", "main.log-20260101", "other.log", "main.log.old", "mainx.log", "process.log", "process.log.20261128-230000.000002", "process.log.20261128-230000.000001"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	files, err := nodeFiles(dir, "main")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, f := range files {
-		names = append(names, filepath.Base(f.path))
-	}
-	if got, want := strings.Join(names, " "), "main.log-20260101 main.log.10.gz main.log.2 main.log.1 main.log"; got != want {
-		t.Errorf("%s, want %s", got, want)
+	for base, want := range map[string]string{
+		"main":    "main.log-20260101 main.log.10.gz main.log.2 main.log.1 main.log",
+		"process": "process.log.20261128-230000.000001 process.log.20261128-230000.000002 process.log",
+	} {
+		files, err := nodeFiles(dir, base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, f := range files {
+			names = append(names, filepath.Base(f.path))
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
 	}
 }
