@@ -79,7 +79,7 @@ func (w *wireGuard) prepare(self member) (netannotation.WireGuardKeys, error) {
 		if err != nil {
 			return netannotation.WireGuardKeys{}, fmt.Errorf("opening the configuration of WireGuard: %w", err)
 		}
-		defer d.Close()
+		defer func() { _ = d.Close() }() // closes only the socket
 		state, err := d.Device(w.link)
 		if err != nil {
 			return netannotation.WireGuardKeys{}, fmt.Errorf("reading the configuration of link %s: %w", w.link, err)
@@ -98,7 +98,7 @@ func (w *wireGuard) commit(peers []wireGuardPeer) error {
 	if err != nil {
 		return fmt.Errorf("opening the configuration of WireGuard: %w", err)
 	}
-	defer d.Close()
+	defer func() { _ = d.Close() }() // closes only the socket
 	state, err := d.Device(w.link)
 	if err != nil {
 		return fmt.Errorf("reading the configuration of link %s: %w", w.link, err)
