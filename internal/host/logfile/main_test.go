@@ -1,0 +1,9 @@
+package logfile
+
+import (
+	"testing"
+
+	"hyperkube/internal/testing/leakcheck"
+)
+
+func TestMain(m *testing.M) { leakcheck.Main(m) }
