@@ -7,14 +7,15 @@ import (
 	"strconv"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/tools/clientcmd"
+
+	"hyperkube/internal/credentials/kubeconfig"
 )
 
 // options are the flags of the command.
 type options struct {
-	kubeconfig, context string
-	port                int
-	noBrowser           bool
+	selection kubeconfig.Selection
+	port      int
+	noBrowser bool
 }
 
 // NewCommand returns the `hyperkube dashboard` command.
@@ -33,8 +34,7 @@ The URL logs in one browser; run the command again for another one.`,
 	}
 	cmd.AddCommand(newServe())
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file. If empty, $KUBECONFIG and then ~/.kube/config is used.")
-	f.StringVar(&o.context, "context", "", "Context of the kubeconfig. If empty, the current context is used.")
+	o.selection.AddFlags(f)
 	f.IntVar(&o.port, "port", 0, "Port on 127.0.0.1. If 0, a free port is used.")
 	f.BoolVar(&o.noBrowser, "no-browser", false, "Print the URL without opening it.")
 	return cmd
@@ -43,10 +43,8 @@ The URL logs in one browser; run the command again for another one.`,
 // run serves the dashboard until the context of cmd is canceled.
 func (o *options) run(cmd *cobra.Command) error {
 	ctx := cmd.Context()
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = o.kubeconfig
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.context})
-	cfg := Config{Context: o.context}
+	loader := o.selection.Loader()
+	cfg := Config{Context: o.selection.Context}
 	raw, err := loader.RawConfig()
 	if err != nil {
 		return fmt.Errorf("reading kubeconfig: %w", err)

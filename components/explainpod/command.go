@@ -12,13 +12,16 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"hyperkube/internal/credentials/kubeconfig"
 	"hyperkube/internal/pod/podexplain"
 )
 
 // options are the flags of the command.
-type options struct{ kubeconfig, context, namespace, output string }
+type options struct {
+	selection kubeconfig.Selection
+	output    string
+}
 
 // NewCommand returns the `hyperkube explain-pod` command.
 func NewCommand() *cobra.Command {
@@ -37,9 +40,8 @@ the command reads with the credentials of the kubeconfig, also from clusters tha
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args[0]) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file. If empty, $KUBECONFIG and then ~/.kube/config is used.")
-	f.StringVar(&o.context, "context", "", "Context of the kubeconfig. If empty, the current context is used.")
-	f.StringVarP(&o.namespace, "namespace", "n", "", "Namespace of the pod. If empty, that of the context is used.")
+	o.selection.AddFlags(f)
+	f.StringVarP(&o.selection.Namespace, "namespace", "n", "", "Namespace of the pod. If empty, that of the context is used.")
 	f.StringVarP(&o.output, "output", "o", "text", "Output format: text or json.")
 	return cmd
 }
@@ -49,20 +51,10 @@ func (o *options) run(cmd *cobra.Command, name string) error {
 	if o.output != "text" && o.output != "json" {
 		return fmt.Errorf("unknown output format %q, use text or json", o.output)
 	}
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = o.kubeconfig
-	overrides := &clientcmd.ConfigOverrides{CurrentContext: o.context}
-	overrides.Context.Namespace = o.namespace
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
-	cfg, err := loader.ClientConfig()
+	cfg, namespace, err := o.selection.Load("hyperkube-explain-pod")
 	if err != nil {
-		return fmt.Errorf("reading kubeconfig: %w", err)
+		return err
 	}
-	namespace, _, err := loader.Namespace()
-	if err != nil {
-		return fmt.Errorf("reading kubeconfig: %w", err)
-	}
-	cfg.UserAgent = "hyperkube-explain-pod"
 	kube, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return fmt.Errorf("creating the API client: %w", err)

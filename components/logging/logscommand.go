@@ -13,15 +13,14 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"hyperkube/components/logging/query"
+	"hyperkube/internal/credentials/kubeconfig"
 )
 
 // logsOptions are the flags of `hyperkube logs`.
 type logsOptions struct {
-	kubeconfig, context    string
-	namespace              string
+	selection              kubeconfig.Selection
 	allNamespaces          bool
 	params                 query.Params
 	since                  time.Duration
@@ -57,9 +56,8 @@ permission in all namespaces, and those of nodes with the permission to get node
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file. If empty, $KUBECONFIG and then ~/.kube/config is used.")
-	f.StringVar(&o.context, "context", "", "Context of the kubeconfig. If empty, the current context is used.")
-	f.StringVarP(&o.namespace, "namespace", "n", "", "Namespace of the pods. If empty, that of the context is used.")
+	o.selection.AddFlags(f)
+	f.StringVarP(&o.selection.Namespace, "namespace", "n", "", "Namespace of the pods. If empty, that of the context is used.")
 	f.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Search the pods of all namespaces.")
 	f.StringVarP(&o.params.Selector, "selector", "l", "", "Label selector for pods.")
 	f.StringVarP(&o.params.Container, "container", "c", "", "Name of the container. By default all containers.")
@@ -90,7 +88,7 @@ func (o *logsOptions) complete(args []string, now time.Time, namespace string) e
 		return errors.New("specify either a pod or a selector")
 	case p.Pod != "" && o.allNamespaces:
 		return errors.New("specify the namespace of the pod with -n instead of -A")
-	case p.NodeLogs && (p.Pod != "" || p.Selector != "" || p.Container != "" || o.allNamespaces || o.namespace != ""):
+	case p.NodeLogs && (p.Pod != "" || p.Selector != "" || p.Container != "" || o.allNamespaces || o.selection.Namespace != ""):
 		return errors.New("--node-logs searches logs of nodes: it excludes pods, selectors, containers and namespaces")
 	case p.File != "" && !p.NodeLogs:
 		return errors.New("--file requires --node-logs")
@@ -106,10 +104,7 @@ func (o *logsOptions) complete(args []string, now time.Time, namespace string) e
 		return errors.New("--tail must not be negative")
 	}
 	if !p.NodeLogs && !o.allNamespaces {
-		p.Namespace = o.namespace
-		if p.Namespace == "" {
-			p.Namespace = namespace
-		}
+		p.Namespace = namespace
 	}
 	var err error
 	if o.since != 0 {
@@ -139,9 +134,7 @@ func parseTime(flag, text string, now time.Time) (time.Time, error) {
 // run prints the logs.
 func (o *logsOptions) run(cmd *cobra.Command, args []string) error {
 	ctx := cmd.Context()
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = o.kubeconfig
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: o.context})
+	loader := o.selection.Loader()
 	namespace, _, err := loader.Namespace()
 	if err != nil {
 		return fmt.Errorf("reading kubeconfig: %w", err)

@@ -14,15 +14,16 @@ import (
 	"golang.org/x/term"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"hyperkube/internal/credentials/kubeconfig"
 	"hyperkube/internal/serving/metricshistory"
 )
 
 // options are the flags of the command.
 type options struct {
-	kubeconfig, context, namespace, sort string
-	allNamespaces, once                  bool
+	selection           kubeconfig.Selection
+	sort                string
+	allNamespaces, once bool
 }
 
 // NewCommand returns the `hyperkube top` command.
@@ -47,9 +48,8 @@ The cluster must have the add-on metrics of hyperkube, and the user needs the pe
 		RunE:      func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to a kubeconfig file. If empty, $KUBECONFIG and then ~/.kube/config is used.")
-	f.StringVar(&o.context, "context", "", "Context of the kubeconfig. If empty, the current context is used.")
-	f.StringVarP(&o.namespace, "namespace", "n", "", "Namespace of pods. If empty, that of the context is used.")
+	o.selection.AddFlags(f)
+	f.StringVarP(&o.selection.Namespace, "namespace", "n", "", "Namespace of pods. If empty, that of the context is used.")
 	f.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "Show the pods of all namespaces.")
 	f.StringVar(&o.sort, "sort", byCPU, "Order of the rows: cpu, memory or name.")
 	f.BoolVar(&o.once, "once", false, "Print the last sample as text and exit.")
@@ -80,7 +80,7 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 			}
 			v.resource = v.detail.resource
 		}
-	} else if o.allNamespaces || o.namespace != "" {
+	} else if o.allNamespaces || o.selection.Namespace != "" {
 		v.resource = metricshistory.Pods
 	}
 	out, onTerminal := cmd.OutOrStdout().(*os.File)
@@ -94,20 +94,10 @@ func (o *options) run(cmd *cobra.Command, args []string) error {
 
 // connect returns the source for the kubeconfig, and the namespace of pods.
 func (o *options) connect() (source, string, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = o.kubeconfig
-	overrides := &clientcmd.ConfigOverrides{CurrentContext: o.context}
-	overrides.Context.Namespace = o.namespace
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
-	cfg, err := loader.ClientConfig()
+	cfg, namespace, err := o.selection.Load("hyperkube-top")
 	if err != nil {
-		return nil, "", fmt.Errorf("reading kubeconfig: %w", err)
+		return nil, "", err
 	}
-	namespace, _, err := loader.Namespace()
-	if err != nil {
-		return nil, "", fmt.Errorf("reading kubeconfig: %w", err)
-	}
-	cfg.UserAgent = "hyperkube-top"
 	client, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
 		return nil, "", fmt.Errorf("creating the API client: %w", err)

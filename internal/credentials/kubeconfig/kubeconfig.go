@@ -1,5 +1,5 @@
 // Package kubeconfig writes kubeconfig files: one for each component, and the context "hyperkube"
-// in the file of the user who started the cluster.
+// in the file of the user who started the cluster. It also reads the files of users, as kubectl does.
 //
 // https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig/
 package kubeconfig
