@@ -16,6 +16,7 @@ import (
 
 	"hyperkube/components/metrics/history"
 	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/serving/frontproxy"
 	"hyperkube/internal/serving/metricshistory"
 )
 
@@ -103,7 +104,7 @@ func NewInProcess(cfg InProcessConfig) (*InProcess, error) {
 		transport: cfg.Kubelets, mux: http.NewServeMux(),
 		requested: make(chan struct{}, 1), usable: make(chan struct{}),
 	}
-	registerDiscovery(s.mux, func(h http.Handler) http.Handler { return h })
+	frontproxy.RegisterDiscovery(s.mux, func(h http.Handler) http.Handler { return h }, resources(), historyResources())
 	s.api.registerResources(s.mux, s.waiting)
 	s.historyAPI.register(s.mux, s.waiting)
 	return s, nil

@@ -2,10 +2,8 @@ package metrics
 
 import (
 	"cmp"
-	"encoding/json"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +16,7 @@ import (
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
 	"hyperkube/internal/pod/podutil"
+	"hyperkube/internal/serving/frontproxy"
 )
 
 const prefix = "/apis/metrics.k8s.io"
@@ -39,17 +38,8 @@ func (s *Server) handler() http.Handler {
 			http.Error(w, "kubelets have not been scraped yet", http.StatusServiceUnavailable)
 		}
 	})
-	authenticated := func(h http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if err := s.auth.Check(req); err != nil {
-				s.cfg.Log.Debug("unauthenticated request to the metrics API rejected with 401", "path", req.URL.Path, "err", err)
-				send(w, http.StatusUnauthorized, apierrors.NewUnauthorized("Unauthorized").Status())
-				return
-			}
-			h.ServeHTTP(w, req)
-		})
-	}
-	registerDiscovery(mux, authenticated)
+	authenticated := func(h http.Handler) http.Handler { return s.auth.Require(h, s.cfg.Log) }
+	frontproxy.RegisterDiscovery(mux, authenticated, resources(), historyResources())
 	s.api.registerResources(mux, authenticated)
 	s.historyAPI.register(mux, authenticated)
 	return mux
@@ -60,26 +50,6 @@ type api struct {
 	nodes   corelisters.NodeLister
 	pods    corelisters.PodLister
 	scrapes *scrapeStore
-}
-
-// registerDiscovery registers the handlers of the discovery documents of both APIs.
-func registerDiscovery(mux *http.ServeMux, wrap func(http.Handler) http.Handler) {
-	serve := func(pattern string, answer any) {
-		mux.Handle("GET "+pattern, wrap(handle(func(*http.Request) (any, error) { return answer, nil })))
-	}
-	list := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}}
-	for _, resources := range []metav1.APIResourceList{resources(), historyResources()} {
-		name, version, _ := strings.Cut(resources.GroupVersion, "/")
-		only := metav1.GroupVersionForDiscovery{GroupVersion: resources.GroupVersion, Version: version}
-		group := metav1.APIGroup{
-			TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: name,
-			Versions: []metav1.GroupVersionForDiscovery{only}, PreferredVersion: only,
-		}
-		list.Groups = append(list.Groups, group)
-		serve("/apis/"+name, group)
-		serve("/apis/"+resources.GroupVersion, resources)
-	}
-	serve("/apis", list)
 }
 
 // registerResources registers the handlers of nodes and pods.
@@ -97,14 +67,10 @@ func handle(answer func(*http.Request) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		obj, err := answer(req)
 		if err != nil {
-			status := apierrors.NewInternalError(err).Status()
-			if coded, ok := err.(apierrors.APIStatus); ok { //nolint:errorlint // errors are created here, not wrapped
-				status = coded.Status()
-			}
-			send(w, int(status.Code), status)
+			frontproxy.SendError(w, err)
 			return
 		}
-		send(w, http.StatusOK, obj)
+		frontproxy.Send(w, http.StatusOK, obj)
 	})
 }
 
@@ -117,12 +83,6 @@ func resources() metav1.APIResourceList {
 			{Name: "pods", Kind: "PodMetrics", Namespaced: true, Verbs: verbs},
 		},
 	}
-}
-
-func send(w http.ResponseWriter, code int, obj any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(obj) // the client may have disconnected
 }
 
 // selectorFilter returns a function that reports whether an object matches the label and field

@@ -7,7 +7,6 @@ package query
 import (
 	"context"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -104,11 +103,6 @@ func New(cfg Config) (*Handler, error) {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.mux.ServeHTTP(w, r) }
 
 func (h *Handler) routes() {
-	group := metav1.APIGroup{
-		TypeMeta: metav1.TypeMeta{Kind: "APIGroup", APIVersion: "v1"}, Name: Group,
-		Versions:         []metav1.GroupVersionForDiscovery{{GroupVersion: groupVersion, Version: Version}},
-		PreferredVersion: metav1.GroupVersionForDiscovery{GroupVersion: groupVersion, Version: Version},
-	}
 	verbs := metav1.Verbs{"list", "watch"}
 	resources := metav1.APIResourceList{
 		TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: groupVersion,
@@ -117,35 +111,20 @@ func (h *Handler) routes() {
 			{Name: "nodelogs", SingularName: "nodelog", Kind: "NodeLog", Verbs: verbs},
 		},
 	}
-	document := func(v any) http.HandlerFunc {
-		return h.proxied(func(w http.ResponseWriter, _ *http.Request) { respond(w, http.StatusOK, v) })
-	}
-	h.mux.HandleFunc("GET /apis", document(metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group}}))
-	h.mux.HandleFunc("GET "+prefix, document(group))
-	h.mux.HandleFunc("GET "+prefix+"/"+Version, document(resources))
-	h.mux.HandleFunc("GET "+prefix+"/"+Version+"/logs", h.proxied(h.search))
-	h.mux.HandleFunc("GET "+prefix+"/"+Version+"/namespaces/{namespace}/logs", h.proxied(h.search))
-	h.mux.HandleFunc("GET "+prefix+"/"+Version+"/nodelogs", h.proxied(h.search))
+	proxied := func(next http.Handler) http.Handler { return h.auth.Require(next, h.cfg.Log) }
+	frontproxy.RegisterDiscovery(h.mux, proxied, resources)
+	search := proxied(http.HandlerFunc(h.search))
+	h.mux.Handle("GET "+prefix+"/"+Version+"/logs", search)
+	h.mux.Handle("GET "+prefix+"/"+Version+"/namespaces/{namespace}/logs", search)
+	h.mux.Handle("GET "+prefix+"/"+Version+"/nodelogs", search)
 	h.mux.HandleFunc("GET "+peerPath, h.peer)
-}
-
-// proxied calls next for requests that an API server has proxied.
-func (h *Handler) proxied(next http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if err := h.auth.Check(r); err != nil {
-			h.cfg.Log.Debug("unauthenticated request to the log API rejected with 401", "path", r.URL.Path, "err", err)
-			respondError(w, apierrors.NewUnauthorized("Unauthorized"))
-			return
-		}
-		next(w, r)
-	}
 }
 
 // search serves the logs that a user may read.
 func (h *Handler) search(w http.ResponseWriter, r *http.Request) {
 	p, err := ParseParams(r.URL.Query())
 	if err != nil {
-		respondError(w, apierrors.NewBadRequest(err.Error()))
+		frontproxy.SendError(w, apierrors.NewBadRequest(err.Error()))
 		return
 	}
 	p.Namespace = r.PathValue("namespace")
@@ -155,7 +134,7 @@ func (h *Handler) search(w http.ResponseWriter, r *http.Request) {
 		p.File = ""
 	}
 	if err := h.authorize(r, p); err != nil {
-		respondError(w, err)
+		frontproxy.SendError(w, err)
 		return
 	}
 	h.stream(w, r, p, func(ctx context.Context, out *lineWriter) error { return h.searchAll(ctx, p, out) })
@@ -165,13 +144,13 @@ func (h *Handler) search(w http.ResponseWriter, r *http.Request) {
 func (h *Handler) peer(w http.ResponseWriter, r *http.Request) {
 	if err := h.checkPeer(r); err != nil {
 		h.cfg.Log.Debug("unauthenticated request of another agent rejected with 401", "address", r.RemoteAddr, "err", err)
-		respondError(w, apierrors.NewUnauthorized("Unauthorized"))
+		frontproxy.SendError(w, apierrors.NewUnauthorized("Unauthorized"))
 		return
 	}
 	v := r.URL.Query()
 	p, err := ParseParams(v)
 	if err != nil {
-		respondError(w, apierrors.NewBadRequest(err.Error()))
+		frontproxy.SendError(w, apierrors.NewBadRequest(err.Error()))
 		return
 	}
 	p.Namespace, p.NodeLogs = v.Get("namespace"), v.Get("nodeLogs") == "true"
@@ -229,19 +208,4 @@ func (h *Handler) authorize(r *http.Request, p Params) error {
 		return apierrors.NewForbidden(schema.GroupResource{Resource: attributes.Resource + "/log"}, attributes.Name, errors.New("user "+u.GetName()+" cannot read logs "+scope))
 	}
 	return nil
-}
-
-func respondError(w http.ResponseWriter, err error) {
-	status := apierrors.NewInternalError(err).Status()
-	if coded, ok := err.(apierrors.APIStatus); ok { //nolint:errorlint // errors are created here, not wrapped
-		status = coded.Status()
-	}
-	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
-	respond(w, int(status.Code), status)
-}
-
-func respond(w http.ResponseWriter, code int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
 }
