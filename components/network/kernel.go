@@ -188,21 +188,28 @@ func (k *kernel) ensureTunnel(self member, hardware net.HardwareAddr) (netlink.L
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = k.tunnel, under.Attrs().MTU-overhead, hardware
 	want := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: vni, Port: vxlanPort, SrcAddr: self.address.AsSlice()}
-	link, err := netlink.LinkByName(k.tunnel)
-	if err == nil && !sameTunnel(link, want) {
+	if link, err := netlink.LinkByName(k.tunnel); err == nil && !sameTunnel(link, want) {
 		if err := netlink.LinkDel(link); err != nil {
 			return nil, err
 		}
-		err = netlink.LinkNotFoundError{}
 	}
+	return ensureLink(k.journal, want, self)
+}
+
+// ensureLink returns the tunnel link with the name of want. If it does not exist, ensureLink records it in the journal and
+// creates want. It does not compare other attributes of an existing link. The link gets the addresses of the node and is
+// set up.
+func ensureLink(journal *hostjournal.Journal, want netlink.Link, self member) (netlink.Link, error) {
+	name := want.Attrs().Name
+	link, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		if err := k.journal.Record(hostjournal.Change{Kind: hostjournal.Link, Name: k.tunnel}); err != nil {
+		if err := journal.Record(hostjournal.Change{Kind: hostjournal.Link, Name: name}); err != nil {
 			return nil, err
 		}
 		if err := netlink.LinkAdd(want); err != nil {
 			return nil, err
 		}
-		link, err = netlink.LinkByName(k.tunnel)
+		link, err = netlink.LinkByName(name)
 	}
 	if err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package network
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -178,29 +177,11 @@ func (w *wireGuard) ensureLink(self member) error {
 	if err != nil {
 		return err
 	}
-	mtu := under.Attrs().MTU - overhead
-	link, err := netlink.LinkByName(w.link)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU = w.link, mtu
-		if err := w.journal.Record(hostjournal.Change{Kind: hostjournal.Link, Name: w.link}); err != nil {
-			return err
-		}
-		if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); err != nil {
-			return err
-		}
-		link, err = netlink.LinkByName(w.link)
-	}
-	if err != nil {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = w.link, under.Attrs().MTU-overhead
+	link, err := ensureLink(w.journal, &netlink.Wireguard{LinkAttrs: attrs}, self)
+	if err != nil || link.Attrs().MTU == attrs.MTU {
 		return err
 	}
-	if link.Attrs().MTU != mtu {
-		if err := netlink.LinkSetMTU(link, mtu); err != nil {
-			return err
-		}
-	}
-	if err := addNodeAddresses(link, self); err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(link)
+	return netlink.LinkSetMTU(link, attrs.MTU)
 }
