@@ -18,6 +18,7 @@ import (
 	"hyperkube/components/logging/query"
 	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/serving/plainhttp"
 	"hyperkube/internal/serving/tlsdefaults"
 )
 
@@ -69,10 +70,17 @@ func (a *Agent) serveStatus(ctx context.Context, listener net.Listener) error {
 		}
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(a.registry(), promhttp.HandlerOpts{}))
-	return serve(ctx, mux, listener, a.cfg.Log)
+	server := plainhttp.ServeListener(listener, mux)
+	defer server.Close()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-server.Done():
+		return fmt.Errorf("serving: %w", server.Err())
+	}
 }
 
-// serve serves until ctx is done. It closes the listener.
+// serve serves the API until ctx is done. It closes the listener.
 func serve(ctx context.Context, handler http.Handler, listener net.Listener, log *slog.Logger) error {
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,

@@ -85,7 +85,7 @@ func (p Params) Values() url.Values {
 	return v
 }
 
-// query returns the query of the store. The error is for the user.
+// query returns the query of the store. Its error can be shown to the user.
 func (p Params) query() (store.Query, error) {
 	q := store.Query{NodeFiles: p.NodeLogs, Namespace: p.Namespace, Pod: p.Pod, Container: p.Container, File: p.File, Tail: p.Tail}
 	var err error

@@ -60,7 +60,7 @@ type Pattern struct {
 	whole   bool // a text matches if it contains literal
 }
 
-// NewPattern compiles a regular expression. The error is for the user who has written it.
+// NewPattern compiles a regular expression. Its error names the invalid expression and can be shown to the user.
 func NewPattern(expr string) (*Pattern, error) {
 	re, err := regexp.Compile(expr)
 	if err != nil {
