@@ -74,25 +74,17 @@ func (w *wireGuard) prepare(self member) (netannotation.WireGuardKeys, error) {
 		return netannotation.WireGuardKeys{}, fmt.Errorf("creating link %s: %w", w.link, err)
 	}
 	if !w.active() {
-		d, err := w.open()
-		if err != nil {
-			return netannotation.WireGuardKeys{}, fmt.Errorf("opening the configuration of WireGuard: %w", err)
-		}
-		defer func() { _ = d.Close() }() // closes only the socket
-		state, err := d.Device(w.link)
-		if err != nil {
-			return netannotation.WireGuardKeys{}, fmt.Errorf("reading the configuration of link %s: %w", w.link, err)
-		}
-		if err := w.keys.start(state.PrivateKey, self.keys, w.now()); err != nil {
+		if err := w.withDevice(func(_ device, state *wgtypes.Device) error {
+			return w.keys.start(state.PrivateKey, self.keys, w.now())
+		}); err != nil {
 			return netannotation.WireGuardKeys{}, err
 		}
 	}
 	return w.keys.step(w.now())
 }
 
-// commit writes the keys, after they were published, and the peers to the kernel, and removes other peers. A packet to an
-// address that no peer is allowed to have is rejected.
-func (w *wireGuard) commit(peers []wireGuardPeer) error {
+// withDevice calls f with the configuration of the link as the kernel has it, and returns its error.
+func (w *wireGuard) withDevice(f func(d device, state *wgtypes.Device) error) error {
 	d, err := w.open()
 	if err != nil {
 		return fmt.Errorf("opening the configuration of WireGuard: %w", err)
@@ -102,24 +94,32 @@ func (w *wireGuard) commit(peers []wireGuardPeer) error {
 	if err != nil {
 		return fmt.Errorf("reading the configuration of link %s: %w", w.link, err)
 	}
-	cfg := wgtypes.Config{Peers: w.peerChanges(state.Peers, peers)}
-	if key := w.keys.current; state.PrivateKey != key {
-		cfg.PrivateKey = &key
-	}
-	if port := wireGuardPort; state.ListenPort != port {
-		cfg.ListenPort = &port
-	}
-	if cfg.PrivateKey == nil && cfg.ListenPort == nil && len(cfg.Peers) == 0 {
+	return f(d, state)
+}
+
+// commit writes the keys, after they were published, and the peers to the kernel, and removes other peers. A packet to an
+// address that no peer is allowed to have is rejected.
+func (w *wireGuard) commit(peers []wireGuardPeer) error {
+	return w.withDevice(func(d device, state *wgtypes.Device) error {
+		cfg := wgtypes.Config{Peers: w.peerChanges(state.Peers, peers)}
+		if key := w.keys.current; state.PrivateKey != key {
+			cfg.PrivateKey = &key
+		}
+		if port := wireGuardPort; state.ListenPort != port {
+			cfg.ListenPort = &port
+		}
+		if cfg.PrivateKey == nil && cfg.ListenPort == nil && len(cfg.Peers) == 0 {
+			return nil
+		}
+		if err := d.ConfigureDevice(w.link, cfg); err != nil {
+			return fmt.Errorf("configuring link %s: %w", w.link, err)
+		}
+		clear(w.endpoints)
+		for _, p := range peers {
+			w.endpoints[p.key] = p.endpoint
+		}
 		return nil
-	}
-	if err := d.ConfigureDevice(w.link, cfg); err != nil {
-		return fmt.Errorf("configuring link %s: %w", w.link, err)
-	}
-	clear(w.endpoints)
-	for _, p := range peers {
-		w.endpoints[p.key] = p.endpoint
-	}
-	return nil
+	})
 }
 
 // peerChanges returns the changes that turn the peers have into want. It does not change peers that are correct, so their
