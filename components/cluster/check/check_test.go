@@ -227,8 +227,8 @@ var faults = []fault{
 	}, "threads", Error, "32000 threads run", "kernel.pid_max=131072"},
 
 	{"nearly full disk", func(_ *testing.T, m *Machine) {
-		m.Probes.Disk = func(string) (Disk, error) { return Disk{Size: 100 << 30, Free: 2 << 30}, nil }
-	}, "disk-eviction", Warning, "has only 2048 of 102400 MiB free", "du -xhd2"},
+		m.Probes.Disk = func(string) (Disk, error) { return Disk{Size: 100 << 30, Free: 1 << 30}, nil }
+	}, "disk-eviction", Warning, "has only 1024 of 102400 MiB free", "du -xhd2"},
 
 	{"clock in 1970", func(_ *testing.T, m *Machine) { m.Now = time.Unix(100, 0) }, "clock", Error, "the clock shows 1970-01-01", "timedatectl set-ntp true"},
 	{"clock in 2035", func(_ *testing.T, m *Machine) { m.Now = time.Date(2035, 5, 1, 0, 0, 0, 0, time.UTC) }, "clock", Error, "the clock shows 2035-05-01", "timedatectl set-ntp true"},

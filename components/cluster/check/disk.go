@@ -3,6 +3,8 @@ package check
 import (
 	"context"
 	"path/filepath"
+
+	kubeletconfig "hyperkube/components/kubelet/config"
 )
 
 // diskChecks returns the checks of file systems. The free space of the data directory is one of the requirementChecks.
@@ -10,7 +12,7 @@ func diskChecks() []check {
 	return []check{{"disk-inodes", checkInodes}, {"disk-eviction", checkEviction}, {"disk-read-only", checkReadOnly}}
 }
 
-// minFreePercent is the percentage of free space or inodes below which the kubelet evicts pods by default.
+// minFreePercent is the percentage of free inodes below which the kubelet evicts pods by default.
 const minFreePercent = 5
 
 // checkInodes checks that files can be created in the directories of the cluster.
@@ -41,7 +43,7 @@ func checkEviction(_ context.Context, m *Machine, o *outcome) {
 			continue
 		}
 		seen[disk] = true
-		if disk.Size > 0 && disk.Free < disk.Size/100*minFreePercent {
+		if disk.Size > 0 && disk.Free < uint64(kubeletconfig.MinFreeFullDisk(int64(disk.Size))) {
 			o.warnf("delete files; `du -xhd2 "+at+" | sort -h` lists the largest directories", "the file system of %s has only %d of %d MiB free, so the kubelet evicts pods", at, disk.Free>>20, disk.Size>>20)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
@@ -114,8 +116,23 @@ type Node struct {
 	dns *nodeDNS
 }
 
+// diskSize returns the size in bytes of the file system in which path exists or will be created, or 0 if it cannot be
+// read.
+func diskSize(path string) int64 {
+	var fs unix.Statfs_t
+	err := unix.Statfs(path, &fs)
+	for ; errors.Is(err, unix.ENOENT) && path != "/"; err = unix.Statfs(path, &fs) {
+		path = filepath.Dir(path)
+	}
+	if err != nil {
+		return 0
+	}
+	return int64(fs.Blocks) * fs.Bsize
+}
+
 // New creates the components of a node without starting them. It adds their informers to the factories of the clients,
-// which the caller starts. Without an evictionHard setting, pods are evicted below 5 % of free disk.
+// which the caller starts. Without an evictionHard setting, pods are evicted
+// below 5 % of free disk, at most 2 GiB.
 func New(cfg Config) (*Node, error) {
 	kc := kubeletconfig.Config{
 		NodeName:   cfg.Cluster.NodeName,
@@ -143,7 +160,7 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	if kc.Eviction.Settings.Hard == nil {
-		kc.Eviction.Settings.Hard = kubeletconfig.EvictionHardFullDisk()
+		kc.Eviction.Settings.Hard = kubeletconfig.EvictionHardFullDisk(diskSize(cfg.Layout.Kubelet), diskSize(cfg.Layout.Data))
 	}
 	pc := proxy.Config{
 		Clients: cfg.Proxy, NodeName: cfg.Cluster.NodeName, LocalhostNodePorts: true,

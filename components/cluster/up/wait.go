@@ -150,10 +150,38 @@ func (w *dnsWait) describe(ctx context.Context) string {
 		return "there is no DNS pod yet"
 	}
 	var texts []string
+	scheduled := true
 	for i := range pods.Items {
 		texts = append(texts, describePod(ctx, w.kube, &pods.Items[i]))
+		scheduled = scheduled && pods.Items[i].Spec.NodeName != ""
+	}
+	if !scheduled {
+		texts = append(texts, describePressure(ctx, w.kube)...)
 	}
 	return strings.Join(texts, "; ")
+}
+
+// describePressure returns a sentence with the remedy for each pressure condition of the nodes. The scheduler's message
+// does not name the taint of such a condition.
+func describePressure(ctx context.Context, kube kubernetes.Interface) []string {
+	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil
+	}
+	remedies := map[corev1.NodeConditionType]string{
+		corev1.NodeDiskPressure:   "free disk space",
+		corev1.NodeMemoryPressure: "stop programs that use much memory",
+		corev1.NodePIDPressure:    "stop programs with many processes",
+	}
+	var texts []string
+	for i := range nodes.Items {
+		for _, c := range nodes.Items[i].Status.Conditions {
+			if remedy := remedies[c.Type]; remedy != "" && c.Status == corev1.ConditionTrue {
+				texts = append(texts, fmt.Sprintf("node %s has %s, so no pod starts there: %s (`hyperkube check` shows how much is missing)", nodes.Items[i].Name, c.Type, remedy))
+			}
+		}
+	}
+	return texts
 }
 
 // describePod describes the phase and the containers that are not ready of a pod in one line, with its last event if

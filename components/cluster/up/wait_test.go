@@ -66,6 +66,12 @@ func TestDescribeDNS(t *testing.T) {
 			t.Errorf("%q does not contain %q", got, want)
 		}
 	}
+	full := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+		{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionFalse}, {Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue}}}}
+	got = (&dnsWait{kube: fake.NewClientset(&corev1.Pod{ObjectMeta: meta}, full)}).describe(t.Context())
+	if !strings.Contains(got, "node n has DiskPressure, so no pod starts there: free disk space") || strings.Contains(got, "MemoryPressure") {
+		t.Errorf("with disk pressure: %q", got)
+	}
 	if got := (&dnsWait{kube: fake.NewClientset()}).describe(t.Context()); got != "there is no DNS pod yet" {
 		t.Errorf("without pods: %q", got)
 	}

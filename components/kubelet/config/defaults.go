@@ -3,6 +3,7 @@ package config
 import (
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
@@ -69,12 +70,27 @@ func EvictionHard() map[string]string {
 	}
 }
 
+// maxMinFreeFullDisk is the upper bound of MinFreeFullDisk, in bytes: enough for the logs and writable layers of pods
+// until the kubelet has removed unused images.
+const maxMinFreeFullDisk = 2 << 30
+
+// MinFreeFullDisk returns how much of a file system of size bytes must be free, in bytes, so that a node that shares
+// the disk of a developer machine does not evict pods: 5 %, at most 2 GiB.
+func MinFreeFullDisk(size int64) int64 { return min(size/20, maxMinFreeFullDisk) }
+
 // EvictionHardFullDisk returns the default hard eviction thresholds of nodes that share the disk of a
-// developer machine: EvictionHard with 5 % instead of 10 % and 15 % of free space. Such a disk is often
-// nearly full, and 15 % of a large disk is more free space than a node needs.
-func EvictionHardFullDisk() map[string]string {
+// developer machine: EvictionHard with MinFreeFullDisk instead of 10 % and 15 % of free space. Such a disk is often
+// nearly full, and 15 % of a large disk is more free space than a node needs. The arguments are the sizes in bytes
+// of the file systems of the kubelet's directory and of the images; 0 means unknown.
+func EvictionHardFullDisk(nodeDisk, imageDisk int64) map[string]string {
 	hard := EvictionHard()
-	hard["nodefs.available"], hard["imagefs.available"] = "5%", "5%"
+	for signal, size := range map[string]int64{"nodefs.available": nodeDisk, "imagefs.available": imageDisk} {
+		// A percentage remains correct if the file system is enlarged.
+		hard[signal] = "5%"
+		if MinFreeFullDisk(size) == maxMinFreeFullDisk {
+			hard[signal] = resource.NewQuantity(maxMinFreeFullDisk, resource.BinarySI).String()
+		}
+	}
 	return hard
 }
 
