@@ -21,8 +21,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -74,7 +72,7 @@ type Network struct {
 
 	// Used only by the goroutine of Run.
 	kernel kernel
-	// watch is watchRoutes and apply is kernel.apply, except in tests.
+	// watch is watchHost and apply is kernel.apply, except in tests.
 	watch func(ctx context.Context) (<-chan struct{}, error)
 	apply func(ctx context.Context, self member, p plan) error
 }
@@ -95,7 +93,7 @@ func New(cfg Config) (*Network, error) {
 		kernel: kernel{bridge: cfg.Bridge, tunnel: cfg.Tunnel, wireGuard: newWireGuard(cfg.WireGuard, cfg.Journal), podCIDRs: cfg.PodCIDRs,
 			journal: cfg.Journal, writer: newWriter(cfg.PacketFilter, cfg.Journal, cfg.Log)},
 	}
-	n.watch, n.apply = n.watchRoutes, n.kernel.apply
+	n.watch, n.apply = n.watchHost, n.kernel.apply
 	touch := func(any) {
 		select {
 		case n.changed <- struct{}{}:
@@ -275,39 +273,4 @@ func (n *Network) publish(ctx context.Context, annotation, value string) error {
 		return fmt.Errorf("setting annotation %s of the Node: %w", annotation, err)
 	}
 	return nil
-}
-
-// watchRoutes returns a channel that receives an element when routes of this package may be
-// missing: one was deleted, or a link got an address. The channel is closed when ctx is canceled,
-// or when the netlink subscription overflows, after which the caller must call watchRoutes again.
-func (n *Network) watchRoutes(ctx context.Context) (<-chan struct{}, error) {
-	ctx, cancel := context.WithCancel(ctx) // cancelling closes the socket
-	updates := make(chan netlink.RouteUpdate, 64)
-	if err := netlink.RouteSubscribeWithOptions(updates, ctx.Done(), netlink.RouteSubscribeOptions{
-		ErrorCallback: func(err error) {
-			if ctx.Err() == nil {
-				n.cfg.Log.Warn("watch of host routes reported an error; if the watch has ended, routes to pods of other nodes are restored and watched again in 2 seconds", "err", err)
-			}
-		},
-	}); err != nil {
-		cancel()
-		return nil, err
-	}
-	out := make(chan struct{}, 1)
-	go func() {
-		defer cancel()
-		defer close(out)
-		for u := range updates {
-			deleted := u.Type == unix.RTM_DELROUTE && u.Protocol == routeProtocol
-			came := u.Type == unix.RTM_NEWROUTE && u.Protocol == unix.RTPROT_KERNEL
-			if !deleted && !came {
-				continue
-			}
-			select {
-			case out <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return out, nil
 }

@@ -7,10 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"hyperkube/internal/testing/testnetns"
 )
 
 // TestMissedRoutes checks that the network syncs and watches again after route events were lost.
@@ -69,5 +72,52 @@ func TestMissedRoutes(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestWatchLinks checks that the network notices when another program sets a tunnel link down or deletes
+// it.
+func TestWatchLinks(t *testing.T) {
+	testnetns.Enter(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	n := &Network{cfg: Config{Tunnel: "hk-vxlan", WireGuard: "hk-wg", Log: slog.Default()}}
+	// The test cannot create a WireGuard link on every machine, so bridges have the names.
+	link := func(name string) netlink.Link {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		l := &netlink.Bridge{LinkAttrs: attrs}
+		if err := netlink.LinkAdd(l); err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.LinkSetUp(l); err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	vxlan, wireGuard := link("hk-vxlan"), link("hk-wg")
+	events, err := n.watchHost(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []struct {
+		what string
+		do   func() error
+	}{
+		{"setting hk-vxlan down", func() error { return netlink.LinkSetDown(vxlan) }},
+		{"deleting hk-vxlan", func() error { return netlink.LinkDel(vxlan) }},
+		{"deleting hk-wg", func() error { return netlink.LinkDel(wireGuard) }},
+	} {
+		if err := change.do(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-events:
+		case <-time.After(time.Minute):
+			t.Fatalf("no event after %s", change.what)
+		}
+	}
+	cancel()
+	for range events { // the channel is closed
 	}
 }
