@@ -135,6 +135,8 @@ func TestGateway(t *testing.T) {
 	m.prints("198.18.33.1", "kubectl", "get", "ingress", "shop")
 	m.prints("BackendNotFound", "kubectl", "get", "httproute", "web", "-o", "yaml")
 
+	m.testIngress("198.18.33.1")
+
 	// No request fails while pods and the gateway are replaced.
 	m.sh("curl -sSk -m 5 -o /dev/null --connect-to web.example.com:8000:198.18.33.1:8000 http://web.example.com:8000/app/")
 	script := `for i in $(seq 1 100000); do [ -e ` + m.dir + `/stop ] && break; curl -sS -m 5 -o /dev/null -w '%{http_code}\n' --connect-to web.example.com:8000:198.18.33.1:8000 http://web.example.com:8000/app/ 2>&1; done | sort | uniq -c`

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -42,7 +43,7 @@ type exchange struct {
 }
 
 // serve answers the request. It answers CORS preflight requests and redirects of the rule itself, and otherwise passes
-// the request to a backend, chosen at random by weight. It responds with 500 if that backend is invalid.
+// the request to a backend, chosen at random by weight. It responds with the rule's status if that backend is invalid.
 func (x *exchange) serve() {
 	f := &x.rule.Filters
 	if f.CORS != nil && answerPreflight(x.w, x.in, f.CORS) {
@@ -58,7 +59,7 @@ func (x *exchange) serve() {
 	}
 	x.target = x.rule.targets.pick()
 	if x.target == nil || x.target.pool == nil {
-		http.Error(x.w, "the route has no valid backend", http.StatusInternalServerError)
+		http.Error(x.w, "the route has no valid backend", cmp.Or(x.rule.InvalidStatus, http.StatusInternalServerError))
 		return
 	}
 	if len(x.rule.mirrors) > 0 {

@@ -33,7 +33,7 @@ func naive(l *model.Listener, host string, r *http.Request) *model.Rule {
 				order++
 				for _, h := range a.Hostnames {
 					m := &rule.Matches[i]
-					if hostMatches(h, host) && naivePath(m, r.URL.Path) && matches(m, &lookup{Request: r}) {
+					if hostMatches(h, host) && naivePath(m, r.URL.Path) && matches(m, &lookup{Request: r, host: host}) {
 						list = append(list, candidate{h, m, rule, order})
 					}
 				}
@@ -102,7 +102,7 @@ func TestRandomRoutes(t *testing.T) {
 			for range 1 + r.IntN(3) {
 				rule := &model.Rule{}
 				for range 1 + r.IntN(3) {
-					m := model.Match{PathKind: pick(r, model.PathExact, model.PathPrefix, model.PathPrefix, model.PathRegexp), Path: pick(r, paths...), Method: pick(r, "", "", "GET", "POST")}
+					m := model.Match{PathKind: pick(r, model.PathExact, model.PathPrefix, model.PathPrefix, model.PathRegexp), Path: pick(r, paths...), Method: pick(r, "", "", "GET", "POST"), HostLabels: pick(r, 0, 0, 0, 2, 3)}
 					switch m.PathKind {
 					case model.PathExact:
 						m.Path = cmp.Or(m.Path, "/")

@@ -312,13 +312,14 @@ func precedence(a, b entry) int {
 // lookup is a request for which a rule is searched. Its query is parsed when the first condition needs it.
 type lookup struct {
 	*http.Request
+	host  string     // normalized
 	query url.Values // parsed when first needed
 }
 
 // find returns the match and rule for a request with the normalized host, or nil. Rules of a more specific hostname take
 // precedence. If none of them matches, those of less specific ones are tried.
 func (l *listenerTable) find(host string, r *http.Request) (*model.Match, *rule) {
-	q := &lookup{Request: r}
+	q := &lookup{Request: r, host: host}
 	var match *model.Match
 	var found *rule
 	l.hosts.each(host, func(h *vhost) bool {
@@ -364,7 +365,7 @@ func first(list []entry, q *lookup) (*model.Match, *rule) {
 
 // matches reports whether a request matches all conditions of m except for the path.
 func matches(m *model.Match, q *lookup) bool {
-	if m.Method != "" && m.Method != q.Method {
+	if m.Method != "" && m.Method != q.Method || m.HostLabels != 0 && m.HostLabels != 1+strings.Count(q.host, ".") {
 		return false
 	}
 	for i := range m.Headers {

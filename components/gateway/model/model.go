@@ -102,6 +102,8 @@ type Rule struct {
 	Backends []WeightedBackend
 	Timeouts Timeouts
 	Retry    *Retry
+	// InvalidStatus is the status code of responses to requests for an invalid backend. Zero means 500.
+	InvalidStatus int
 }
 
 // Timeouts limit the duration of a request. Zero means no limit.
@@ -140,6 +142,9 @@ type Match struct {
 	Method  string
 	Headers []ValueMatch // names in canonical form
 	Query   []ValueMatch
+	// HostLabels, unless zero, is the number of labels that the host of the request must have: the wildcard of an Ingress
+	// stands for one label, that of a Gateway for any number.
+	HostLabels int
 }
 
 // ValueMatch is the condition on a header or a query parameter.
@@ -151,7 +156,7 @@ type ValueMatch struct {
 
 // WeightedBackend receives a part of the requests of a rule that is proportional to its weight.
 type WeightedBackend struct {
-	// Backend is nil if the reference is invalid. Its part of the requests is answered with status 500.
+	// Backend is nil if the reference is invalid. Its part of the requests is answered with Rule.InvalidStatus.
 	Backend *Backend
 	Weight  int32
 	Filters Filters

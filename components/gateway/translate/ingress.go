@@ -2,6 +2,7 @@ package translate
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -43,14 +44,15 @@ func (t *translator) addIngresses() {
 	for _, in := range all {
 		for _, rule := range in.Spec.Rules {
 			if rule.HTTP != nil {
-				t.addIngressRoute(in, strings.ToLower(rule.Host), t.ingressRules(in, rule.HTTP.Paths))
+				host := strings.ToLower(rule.Host)
+				t.addIngressRoute(in, host, t.ingressRules(in, host, rule.HTTP.Paths))
 			}
 		}
 	}
 	// The default backends follow all rules, so that they only get what no rule matches.
 	for _, in := range all {
 		if b := in.Spec.DefaultBackend; b != nil {
-			t.addIngressRoute(in, "", []*model.Rule{{Matches: []model.Match{{PathKind: model.PathPrefix}}, Backends: t.ingressBackends(in, b)}})
+			t.addIngressRoute(in, "", []*model.Rule{t.ingressRule(in, model.Match{PathKind: model.PathPrefix}, b)})
 		}
 	}
 	for _, in := range all {
@@ -181,8 +183,8 @@ func (t *translator) addIngressRoute(in *ingress, host string, rules []*model.Ru
 	}
 }
 
-// ingressRules returns the rules of an Ingress for paths.
-func (t *translator) ingressRules(in *ingress, paths []networkingv1.HTTPIngressPath) []*model.Rule {
+// ingressRules returns the rules of an Ingress for the paths of a host. The wildcard of a host stands for one label.
+func (t *translator) ingressRules(in *ingress, host string, paths []networkingv1.HTTPIngressPath) []*model.Rule {
 	var out []*model.Rule
 	for i := range paths {
 		p := &paths[i]
@@ -190,9 +192,18 @@ func (t *translator) ingressRules(in *ingress, paths []networkingv1.HTTPIngressP
 		if ptr.Deref(p.PathType, networkingv1.PathTypePrefix) == networkingv1.PathTypeExact {
 			m.PathKind, m.Path = model.PathExact, p.Path
 		}
-		out = append(out, &model.Rule{Matches: []model.Match{m}, Backends: t.ingressBackends(in, &p.Backend)})
+		if strings.HasPrefix(host, "*.") {
+			m.HostLabels = 1 + strings.Count(host, ".")
+		}
+		out = append(out, t.ingressRule(in, m, &p.Backend))
 	}
 	return out
+}
+
+// ingressRule returns a rule with a match and a backend of an Ingress. As users of other Ingress controllers expect, the response
+// is 503 if the backend is invalid.
+func (t *translator) ingressRule(in *ingress, m model.Match, b *networkingv1.IngressBackend) *model.Rule {
+	return &model.Rule{Matches: []model.Match{m}, Backends: t.ingressBackends(in, b), InvalidStatus: http.StatusServiceUnavailable}
 }
 
 // ingressBackends resolves a backend of an Ingress. The result contains an invalid backend if it cannot be resolved.
