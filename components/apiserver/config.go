@@ -25,7 +25,7 @@ import (
 
 // Config is the configuration of a Server: where it stores objects, what it serves, and who may access it.
 //
-// Size: one field for each setting or collaborator of the API server, which compose passes on once.
+// Size: one field for each setting or collaborator of the API server. Only the package compose fills it in, except in tests.
 type Config struct {
 	// Etcd is the client of the main etcd, over the network or in process. The server does not
 	// close it.

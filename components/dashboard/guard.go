@@ -104,6 +104,7 @@ func headerToken(r *http.Request) string {
 }
 
 // loopbackHosts are the values of the Host header of requests to the loopback address and port of a listener.
+// Browsers omit the port 80.
 func loopbackHosts(port string) []string {
 	var hosts []string
 	for _, host := range []string{"127.0.0.1", "localhost", "::1"} {

@@ -16,7 +16,7 @@ func (n *Network) watchCNIConf(ctx context.Context) {
 	}
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		n.cfg.Log.Warn("watching CNI configurations failed; changes in the directory have no effect on routes to other nodes: restart the node after a change", "directory", n.cfg.CNIConfDir, "err", err)
+		n.cfg.Log.Warn("watching CNI configurations failed; a change in the directory affects routes to other nodes only when a node or a route changes later: restart hyperkube on this node after a change", "directory", n.cfg.CNIConfDir, "err", err)
 		return
 	}
 	defer watcher.Close()

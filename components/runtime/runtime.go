@@ -102,7 +102,7 @@ func (r *Runtime) Run(ctx context.Context) error {
 	if favorsDynamicCgroups(r.host.cgroups, r.cfg.SlowCgroups) {
 		fast, err := favorDynamicCgroups()
 		if err != nil {
-			r.host.log.Info("cgroup mount option favordynmods is not available; containers start slower, nothing else is affected", "reason", err)
+			r.host.log.Info("cgroup mount option favordynmods is not available; containers start slower, nothing else is affected, retrying at the next start of the container runtime", "reason", err)
 		} else {
 			defer fast.Close()
 		}

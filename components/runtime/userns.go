@@ -65,8 +65,8 @@ func singleMapping(what string, list []*runtimeapi.IDMapping) (host, length int,
 	return int(m.GetHostId()), int(m.GetLength()), nil
 }
 
-// errNoUserNamespaces is the error for pods with a user namespace on a machine that does not support them. The first
-// part of its text is upstream's message.
+// errNoUserNamespaces is the error for pods with a user namespace on a machine that does not support them. Its text
+// is upstream's message; checkUserNamespaces appends the reason.
 var errNoUserNamespaces = errors.New("can't set `spec.hostUsers: false`, runtime does not support user namespaces")
 
 // checkUserNamespaces returns an error that wraps errNoUserNamespaces and states the reason if the kernel does

@@ -176,8 +176,8 @@ func (c *Collection) Stats() (count, size int, ok bool) {
 func (s *Store) Revision() int64 { return s.position.get() }
 
 // Cached returns the entry in the cache without waiting. It returns nil if there is none or the
-// cache has not been filled. The entry may be stale; a write based on it then fails with
-// ErrConflict, and the error contains the current entry.
+// cache has not been filled. The entry may be stale; a write based on it then fails with a
+// *ConflictError: ErrConflict with the current entry, or ErrNotFound without one if the object was deleted.
 func (c *Collection) Cached(key string) *Entry {
 	if v := c.view.Load(); v != nil {
 		return v.get(key)

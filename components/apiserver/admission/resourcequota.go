@@ -281,7 +281,7 @@ func newer(a, b *corev1.ResourceQuota) bool {
 }
 
 // reserve adds the usage of the request to quotas and writes those whose usage changes. After a write conflict it
-// reads the quota again and repeats the check, up to quotaAttempts times; then it returns the conflict. It ignores
+// reads the quota again and repeats the check; after quotaAttempts attempts in total it returns the conflict. It ignores
 // quotas that were deleted meanwhile. It returns a Forbidden error if a quota would be exceeded. On a dry run it only
 // checks.
 //

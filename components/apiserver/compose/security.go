@@ -61,8 +61,8 @@ type securityOptions struct {
 	set                                       *pflag.FlagSet
 }
 
-// flags adds to f the flags of kube-apiserver for authentication and authorization that most clusters leave at their
-// defaults. They set the fields of o.
+// flags adds to f the flags of kube-apiserver for authentication, authorization, service account tokens and TLS that most
+// clusters leave at their defaults. They set the fields of o.
 func (o *securityOptions) flags(f *pflag.FlagSet) {
 	o.set = f
 	f.StringVar(&o.authenticationConfig, "authentication-config", "", "File with Authentication Configuration to configure the JWT Token authenticator or the anonymous authenticator.")

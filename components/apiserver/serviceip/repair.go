@@ -148,7 +148,7 @@ func (a *Allocator) repairAddresses(ctx context.Context) error {
 		}
 		switch _, _, err := a.cfg.Store.Commit(ctx, a.cfg.IPAddresses.Delete(e)); {
 		case err == nil:
-			a.log.Warn("IPAddress deleted because no Service uses it, the address can be allocated again", "address", ip.Name)
+			a.log.Warn("IPAddress deleted because it belongs to no Service that uses the address; it is created again if another Service uses the address, otherwise the address can be allocated again", "address", ip.Name)
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrNotFound):
 		default:
 			return err

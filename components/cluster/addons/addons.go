@@ -145,8 +145,8 @@ func (r *Reconciler) ReconcileAll(ctx context.Context, s Settings) error {
 
 var apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 
-// ReplacedBy returns the namespace and name of the Service with which another client serves the API of an add-on. It
-// returns "" if there is none, if only the add-on itself has set one, or if the add-on serves no API.
+// ReplacedBy returns the namespace and name of the Service in the APIService of an add-on if another client than hyperkube has
+// set it, so that another server serves the API of the add-on. Otherwise, and if the add-on serves no API, it returns "".
 func (r *Reconciler) ReplacedBy(ctx context.Context, a manifests.Addon) (string, error) {
 	if a.APIService == "" {
 		return "", nil

@@ -187,7 +187,7 @@ func readClockSync() (bool, error) {
 	return state != unix.TIME_ERROR && t.Status&unix.STA_UNSYNC == 0, nil
 }
 
-// Number of writes that measureSync makes, and when it stops early.
+// syncWrites is the number of writes that measureSync makes, and syncTime the time after which it makes no more.
 const (
 	syncWrites = 5
 	syncTime   = time.Second

@@ -92,7 +92,7 @@ func (a *Applier) process(ctx context.Context, u unit) bool {
 			if permanent {
 				a.cfg.Log.Warn("manifest cannot be applied; the objects of its previous version are kept, retrying when the file changes", "file", u.name, "err", text)
 			} else {
-				a.cfg.Log.Warn("applying manifest failed; its objects may be missing or outdated, retrying with back-off", "file", u.name, "err", text)
+				a.cfg.Log.Warn("applying manifest, or deleting the objects of a deleted one, failed; its objects may be missing, outdated or not deleted, retrying with back-off", "file", u.name, "err", text)
 			}
 			a.report(ctx, set, u, text)
 			reported = text

@@ -141,9 +141,9 @@ const (
 	maxRestartDelay = 10 * time.Second
 )
 
-// Run starts the container runtime whenever it has exited or does not run, until ctx is done. Then it returns and leaves
-// the runtime running. A failed start is tried again after a back-off. After the second and each further start of a
-// runtime that runs for less than a minute, Run waits for a back-off before it checks again.
+// Run starts the container runtime immediately when it has exited or does not run, until ctx is done. Then it returns and
+// leaves the runtime running. After a failed start, and after the second and each further start of a runtime that keeps
+// exiting within a minute, Run waits for a back-off before it checks again whether the runtime runs.
 func (k RuntimeSupervisor) Run(ctx context.Context) error {
 	retry := backoff.Backoff{First: minRestartDelay, Max: maxRestartDelay}
 	for {

@@ -377,9 +377,8 @@ func (c *clusterRun) prepare() error {
 	return node.RecordCgroupRoot(c.journal, c.layout)
 }
 
-// withGateways returns the addresses of a node, one for each pod CIDR in their order. If the
-// machine has no address of an IP family, pods reach it at the gateway address of the first node's
-// pods, on the bridge.
+// withGateways returns the addresses of a node, one for each pod CIDR in their order. If the machine has no address of the IP
+// family of a CIDR, the node gets the first address of the CIDR, which is the address of the bridge of its pods.
 func withGateways(machine []netip.Addr, pods []string) ([]netip.Addr, error) {
 	out := make([]netip.Addr, 0, len(pods))
 	for _, cidr := range pods {

@@ -50,7 +50,7 @@ func (s *server) forward(conn net.Conn, f *forward) {
 	}
 	backend, err := t.pool.dial(s.stopping)
 	if err != nil {
-		s.plane.log.Debug("connecting to backend failed, closing the connection of the client", "route", f.name, "backend", t.pool.backend.Key.String(), "err", err)
+		s.plane.log.Debug("connecting to all tried endpoints of a backend failed, closing the connection of the client", "route", f.name, "backend", t.pool.backend.Key.String(), "err", err)
 		return
 	}
 	defer backend.Close()

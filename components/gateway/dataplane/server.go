@@ -111,7 +111,7 @@ func (s *server) newHTTP() *http.Server {
 func (s *server) serveHTTP(listener net.Listener) {
 	s.running.Go(func() {
 		if err := s.http.Serve(listener); !errors.Is(err, http.ErrServerClosed) && s.stopping.Err() == nil {
-			s.plane.log.Error("http server of a gateway port failed; the port does not accept connections until the gateway is restarted", "port", s.id.Number, "service", s.id.Frontend, "err", err)
+			s.plane.log.Error("http server of a gateway port failed; the port does not accept connections until the gateway is restarted or the port is configured again", "port", s.id.Number, "service", s.id.Frontend, "err", err)
 		}
 	})
 }

@@ -286,8 +286,8 @@ func (s *Server) authenticated(mux *http.ServeMux) http.Handler {
 	return s.cfg.Auth.wrap(mux, s.cfg.ClientCA)
 }
 
-// Healthz returns a health check handler that responds with status 500 if check returns an error. With
-// ?verbose the response has one line per check.
+// Healthz returns a health check handler that responds with status 500 and the error if check returns one. With ?verbose, a
+// successful response has the lines of upstream's checks ping, log and syncloop instead of "ok".
 func Healthz(check func() error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")

@@ -175,8 +175,9 @@ func (b *builder) clause(p *networkingv1.NetworkPolicy, i int, peers []networkin
 	return rules
 }
 
-// named builds the rules for a port that a policy refers to by name. Its number is defined by each
-// destination pod, so there is one rule for each of them. target is where allowed packets continue.
+// named builds the rules for a port that a policy refers to by name. Each destination pod defines its number, so there is one
+// rule for each of them that has a port of this name. target is where packets to the port continue. It is ignored for egress
+// rules with peers, because each rule then contains the address of its peer.
 func (b *builder) named(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer, name string, protocol corev1.Protocol, ingress bool, target string) []packetfilter.Rule {
 	var to []*Pod
 	switch {

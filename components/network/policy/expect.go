@@ -28,8 +28,8 @@ type expectation struct {
 // Expect returns when the policy rules of a local pod are in force for its addresses ips, or
 // immediately if no policy selects the pod. The container runtime calls it before it starts the
 // pod's processes. Otherwise the processes would be unrestricted until the API server reports the
-// addresses, and connections opened in that time would stay open. Expect does not modify pod. Call
-// Forget when all processes of the pod have terminated.
+// addresses, and connections opened in that time would stay open. Expect also returns nil if the policies
+// are unknown after syncTimeout. It does not modify pod. Call Forget when all processes of the pod have terminated.
 func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) error {
 	if pod.Spec.HostNetwork {
 		return nil

@@ -108,7 +108,7 @@ func (k *Reconciler) Run(ctx context.Context) error {
 			}
 		}
 		if err := k.ensure(k.ranges()); err != nil {
-			k.cfg.Log.Warn("adding host routes to Services failed; the host may not reach Services, pods are not affected; retrying at the next change of a route or ServiceCIDR", "link", k.cfg.Bridge, "err", err)
+			k.cfg.Log.Warn("adding host routes to Services failed; the host may not reach Services, pods are not affected; retrying when a route is deleted, the bridge of the pods gets a route, or a ServiceCIDR changes", "link", k.cfg.Bridge, "err", err)
 		}
 	}
 }

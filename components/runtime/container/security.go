@@ -357,9 +357,10 @@ func detectAppArmor(sys string, record func(profile string) error, find func() (
 }
 
 // profileFor returns the name of the AppArmor profile of a container: the default profile, unless the container
-// requests another one. It is empty if AppArmor is not enabled or the container has no profile; a privileged
-// container has none unless it requests a profile of the node. It returns an error if the container requests a
-// profile that is not loaded.
+// requests another one. A privileged container never gets the default profile. The name is "unconfined" if the container
+// requests that and AppArmor is enabled, and empty without AppArmor, without a default profile, or for a privileged
+// container that requests no profile. It returns an error if the container requests a profile of the node, and AppArmor
+// is not enabled or the profile is not loaded.
 func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool) (string, error) {
 	profile, err := profileOf(security.GetApparmor(), security.GetApparmorProfile()) //nolint:staticcheck // for older clients
 	switch {

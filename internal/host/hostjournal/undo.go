@@ -44,7 +44,8 @@ func Undo(ctx context.Context, path string, others Functions) error {
 }
 
 // Revert reverts changes, whether they still exist or not, the last one of each kind first. others
-// reverts the changes of other packages. Revert continues after errors and returns all of them.
+// reverts the changes of other packages. Revert continues after errors and returns all of them. For
+// most kinds it stops when ctx is done.
 func Revert(ctx context.Context, changes []Change, others Functions) error {
 	return revert(ctx, changes, others, cgroupTimeout)
 }

@@ -36,7 +36,7 @@ type Volumes struct {
 	cache map[types.UID]measuredVolumes
 }
 
-// NewVolumes returns Volumes for the pods of the node.
+// NewVolumes returns a Volumes, which measures the usage of the volumes of pods.
 func NewVolumes(pods VolumePods) *Volumes { return &Volumes{pods: pods} }
 
 // measuredVolumes are the statistics of a pod's volumes and when they were measured.

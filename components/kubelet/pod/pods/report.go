@@ -232,7 +232,7 @@ func (r *reporter) sent(ctx context.Context, want *v1.PodStatus, result *v1.Pod,
 		// that.
 		r.halted = true
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err) && pause > 5*time.Second:
-		w.log.Error("API server rejected status of pod as invalid or forbidden; the API shows an outdated status, sending it again when the status changes", "podUID", w.uid, "err", err)
+		w.log.Error("API server rejected status of pod as invalid or forbidden; the API shows an outdated status, sending it again when the status or the pod changes", "podUID", w.uid, "err", err)
 		r.halted, r.refused = true, want
 	default:
 		if ctx.Err() == nil {

@@ -260,9 +260,9 @@ func (a *attempt) failWithEvent(ctx context.Context, reason, message string) err
 // After that, the start fails and is retried.
 const policyTimeout = 30 * time.Second
 
-// waitForPolicies returns nil when the pod's network policies are in force for its addresses ips, so that its
-// containers never run without them. It returns an error after policyTimeout. It does not wait for pods on the
-// host network, or if the node does not enforce network policies.
+// waitForPolicies returns nil when the pod's network policies are in force for its addresses ips, or if the policies are
+// unknown because the API server does not respond: the containers then start without them. It returns an error after
+// policyTimeout. It does not wait for pods on the host network, or if the node does not enforce network policies.
 func (h *host) waitForPolicies(ctx context.Context, pod *v1.Pod, ips []string) error {
 	if h.Policies == nil || pod.Spec.HostNetwork {
 		return nil

@@ -291,8 +291,8 @@ func (p *Providers) cached(ctx context.Context, one *kubeletv1.CredentialProvide
 	}
 }
 
-// run runs the program of a provider, with the request as its input, and returns its response. The error has
-// what the program has written to standard error.
+// run runs the program of a provider, with the request as its input, and returns its response. If the program
+// fails, the error has what it has written to standard error.
 func (p *Providers) run(ctx context.Context, one *kubeletv1.CredentialProvider, r providerv1.CredentialProviderRequest) (*providerv1.CredentialProviderResponse, error) {
 	in, err := json.Marshal(r)
 	if err != nil {
