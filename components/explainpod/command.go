@@ -2,19 +2,14 @@
 package explainpod
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"hyperkube/internal/credentials/kubeconfig"
-	"hyperkube/internal/pod/podexplain"
+	"hyperkube/internal/pod/explanation"
 )
 
 // options are the flags of the command.
@@ -59,7 +54,7 @@ func (o *options) run(cmd *cobra.Command, name string) error {
 	if err != nil {
 		return fmt.Errorf("creating the API client: %w", err)
 	}
-	out, err := explain(cmd.Context(), kube, namespace, name)
+	out, err := explanation.Explain(cmd.Context(), kube, namespace, name)
 	if err != nil {
 		return err
 	}
@@ -69,82 +64,5 @@ func (o *options) run(cmd *cobra.Command, name string) error {
 		encoder.SetEscapeHTML(false)
 		return encoder.Encode(out)
 	}
-	return out.write(cmd.OutOrStdout())
-}
-
-// explanation is the result of the command.
-type explanation struct {
-	// Kind and Name are those of the object that was explained, which is the pod if there is one.
-	Kind      string `json:"kind"`
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	// State is a short description of the state of the pod, such as "running and ready".
-	State string `json:"state"`
-	Node  string `json:"node,omitempty"`
-	// Findings are sorted: problems first.
-	Findings []podexplain.Finding `json:"findings"`
-	// Unreadable are the objects that could not be read, with the reason. Findings may be missing because of them.
-	Unreadable []string `json:"unreadable,omitempty"`
-}
-
-// explain reads the objects of a pod or workload and explains them. It returns an error if the name does not exist or cannot be
-// read.
-func explain(ctx context.Context, kube kubernetes.Interface, namespace, name string) (*explanation, error) {
-	r := &reader{kube: kube, namespace: namespace}
-	kind, err := r.find(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	r.read(ctx)
-	out := &explanation{Kind: kind, Namespace: namespace, Name: name[strings.Index(name, "/")+1:], State: "without pods", Findings: podexplain.Explain(r.in), Unreadable: r.unreadable}
-	if pod := r.in.Pod; pod != nil {
-		out.Kind, out.Name, out.Node, out.State = "Pod", pod.Name, pod.Spec.NodeName, state(pod)
-	}
-	return out, nil
-}
-
-// state returns a short description of the state of a pod.
-func state(pod *corev1.Pod) string {
-	switch {
-	case pod.DeletionTimestamp != nil:
-		return "being deleted"
-	case pod.Status.Phase == corev1.PodRunning && ready(pod):
-		return "running and ready"
-	case pod.Status.Phase == corev1.PodRunning:
-		return "running, but not ready"
-	case pod.Status.Phase == corev1.PodPending && pod.Spec.NodeName == "":
-		return "not scheduled"
-	case pod.Status.Phase == corev1.PodPending:
-		return "not started"
-	}
-	return strings.ToLower(string(pod.Status.Phase))
-}
-
-// write prints the explanation as text.
-func (e *explanation) write(w io.Writer) error {
-	var out strings.Builder
-	fmt.Fprintf(&out, "%s %s/%s is %s", e.Kind, e.Namespace, e.Name, e.State)
-	if e.Node != "" {
-		fmt.Fprintf(&out, " on node %s", e.Node)
-	}
-	out.WriteString(".\n")
-	problems := slices.ContainsFunc(e.Findings, func(f podexplain.Finding) bool { return f.Severity == podexplain.Problem })
-	for _, f := range e.Findings {
-		out.WriteString("\n")
-		if f.Severity == podexplain.Problem {
-			out.WriteString("Problem: ")
-		}
-		fmt.Fprintln(&out, strings.TrimSpace(f.Sentence))
-		if f.Remedy != "" {
-			fmt.Fprintf(&out, "Remedy: %s\n", f.Remedy)
-		}
-	}
-	if !problems {
-		out.WriteString("\nNo problem was found.\n")
-	}
-	if len(e.Unreadable) > 0 {
-		fmt.Fprintf(&out, "\nNot read, so that causes may be missing: %s.\n", strings.Join(e.Unreadable, ", "))
-	}
-	_, err := io.WriteString(w, out.String())
-	return err
+	return out.Write(cmd.OutOrStdout())
 }

@@ -1,4 +1,4 @@
-package explainpod
+package explanation
 
 import (
 	"strings"
@@ -59,7 +59,7 @@ func TestExplain(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		got, err := explain(t.Context(), kube, "a", test.name)
+		got, err := Explain(t.Context(), kube, "a", test.name)
 		if test.err != "" {
 			if err == nil || !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%s: error %v", test.name, err)
@@ -71,7 +71,7 @@ func TestExplain(t *testing.T) {
 			continue
 		}
 		var text strings.Builder
-		if err := got.write(&text); err != nil || !strings.Contains(text.String(), test.want) {
+		if err := got.Write(&text); err != nil || !strings.Contains(text.String(), test.want) {
 			t.Errorf("%s: %v, got\n%s", test.name, err, text.String())
 		}
 	}

@@ -1,7 +1,8 @@
-package explainpod
+package explanation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -47,10 +48,10 @@ func (r *reader) find(ctx context.Context, name string) (string, error) {
 		kind, only = "", name
 	}
 	core, apps := r.kube.CoreV1().Pods(r.namespace), r.kube.AppsV1()
-	var errs []string
+	var errs []error
 	failed := func(what string, err error) {
 		if !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Sprintf("reading %s: %v", what, err)) //nolint:errorlint // part of a message
+			errs = append(errs, fmt.Errorf("reading %s: %w", what, err))
 		}
 	}
 	for _, c := range []struct {
@@ -82,9 +83,9 @@ func (r *reader) find(ctx context.Context, name string) (string, error) {
 		return c.kind, nil
 	}
 	if len(errs) > 0 {
-		return "", fmt.Errorf("finding %q in namespace %s: %s", name, r.namespace, strings.Join(errs, "; "))
+		return "", fmt.Errorf("finding %q in namespace %s: %w", name, r.namespace, errors.Join(errs...))
 	}
-	return "", fmt.Errorf("namespace %s has no pod, Deployment, StatefulSet, DaemonSet, ReplicaSet or Job %q: `kubectl get pods -A` lists the pods of all namespaces", r.namespace, name)
+	return "", fmt.Errorf("%w: namespace %s has no pod, Deployment, StatefulSet, DaemonSet, ReplicaSet or Job %q; `kubectl get pods -A` lists the pods of all namespaces", ErrNotFound, r.namespace, name)
 }
 
 // read reads everything else, with the permissions of the user. What the user may not read is recorded in unreadable.

@@ -1,4 +1,4 @@
-package explainpod
+package explanation
 
 import (
 	"testing"
