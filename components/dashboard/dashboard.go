@@ -138,6 +138,7 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("GET /stream", s.authenticated(s.stream))
 	mux.HandleFunc("POST /apply", s.authenticated(apply))
 	mux.HandleFunc("GET /yaml", s.authenticated(showYAML))
+	mux.HandleFunc("GET /explanation", s.authenticated(explain))
 	proxy := s.authenticated(func(w http.ResponseWriter, r *http.Request, one *session) { one.upstream.ServeHTTP(w, r) })
 	for _, prefix := range []string{"/api", "/apis", "/openapi", "/version", "/livez", "/readyz", "/metrics"} {
 		mux.HandleFunc(prefix, proxy)

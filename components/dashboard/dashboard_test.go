@@ -46,6 +46,15 @@ func apiServer(t *testing.T) *httptest.Server {
 			_ = conn.WriteMessage(kind, append([]byte("echo "), data...))
 		}
 	})
+	mux.HandleFunc("/api/v1/namespaces/default/pods/broken", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"kind":"Pod","apiVersion":"v1","metadata":{"name":"broken","namespace":"default"},"spec":{"nodeName":"n"},"status":{"phase":"Pending",`+
+			`"containerStatuses":[{"name":"c","image":"i","state":{"waiting":{"reason":"ErrImageNeverPull"}}}]}}`)
+	})
+	mux.HandleFunc("/api/v1/namespaces/default/pods/none", status(http.StatusNotFound, "NotFound"))
+	mux.HandleFunc("/api/v1/namespaces/default/pods/secret", status(http.StatusForbidden, "Forbidden"))
+	mux.HandleFunc("/api/v1/nodes/n", status(http.StatusForbidden, "Forbidden"))
+	mux.HandleFunc("/api/v1/namespaces/default/events", status(http.StatusForbidden, "Forbidden"))
 	mux.HandleFunc("/api/v1/pods", func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("watch") != "" {
 			w.(http.Flusher).Flush()
@@ -63,6 +72,15 @@ func apiServer(t *testing.T) *httptest.Server {
 	}))
 	t.Cleanup(server.Close)
 	return server
+}
+
+// status returns a handler that responds with a Status of the API server.
+func status(code int, reason string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"code":%d,"message":"refused"}`, reason, code)
+	}
 }
 
 // page is a page of a dashboard that runs in a test.

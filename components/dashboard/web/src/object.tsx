@@ -4,6 +4,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { Actions } from "./actions";
 import { get } from "./api";
 import { collectionPath, objectPath, ofKind, pageOf, type Resource } from "./discovery";
+import { explained, Explanation } from "./explanation";
 import { plural } from "./format";
 import { rowKey, sortRows, tableColumns, type Row, useTable } from "./list";
 import { Logs } from "./logs";
@@ -111,6 +112,7 @@ function Summary({ resource, all, object }: { resource: Resource; all: Resource[
   const isNode = resource.group === "" && resource.kind === "Node";
   return (
     <div class="summary">
+      {explained(resource) && <Explanation key={m.uid} resource={resource} object={object} />}
       <dl class="facts">
         <Fact name="Created"><Age time={m.creationTimestamp} /> ago <span class="muted">{m.creationTimestamp && new Date(m.creationTimestamp).toLocaleString()}</span></Fact>
         {m.deletionTimestamp && <Fact name="Terminating"><Age time={m.deletionTimestamp} /></Fact>}
