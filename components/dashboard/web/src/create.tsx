@@ -1,6 +1,6 @@
 // The page that creates objects from a manifest.
 import { useState } from "preact/hooks";
-import { Lazy } from "./object";
+import { Lazy } from "./lazy";
 
 export function CreatePage({ namespace, onCreated }: { namespace: string; onCreated: () => void }) {
   return (

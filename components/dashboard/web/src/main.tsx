@@ -179,7 +179,7 @@ function NavLink({ href, path, children }: { href: string; path: boolean; childr
 
 function Content({ route, all, namespace }: { route: ReturnType<typeof useRoute>; all?: Resource[]; namespace: string }) {
   const [kind, group, version, plural, ns, name] = route.parts;
-  if (!kind) return <Overview namespace={namespace} />;
+  if (!kind) return <Overview namespace={namespace} all={all} />;
   if (kind === "create") return <CreatePage namespace={namespace} onCreated={forgetResources} />;
   if (kind === "health") return <HealthPage />;
   if (kind === "access") return <AccessPage namespace={namespace} />;

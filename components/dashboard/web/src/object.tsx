@@ -6,8 +6,10 @@ import { get } from "./api";
 import { collectionPath, objectPath, ofKind, pageOf, type Resource } from "./discovery";
 import { explained, Explanation } from "./explanation";
 import { plural } from "./format";
+import { Lazy } from "./lazy";
 import { rowKey, sortRows, tableColumns, type Row, useTable } from "./list";
 import { Logs } from "./logs";
+import { Metrics } from "./metrics";
 import { setQuery, type Route } from "./router";
 import { useWatch } from "./stream";
 import { Table } from "./table";
@@ -75,13 +77,6 @@ export function ObjectPage({ resource, all, namespace, name, route }: Props) {
   );
 }
 
-/** Lazy shows a part whose code is loaded when it is needed. */
-export function Lazy<T>({ load, render }: { load: () => Promise<T>; render: (module: T) => ComponentChildren }) {
-  const { value, error, reload } = useLoad("lazy", load);
-  if (error) return <Problem error={{ code: 0, message: "This part of the page could not be loaded." }} onRetry={reload} />;
-  return value ? <>{render(value)}</> : <Loading />;
-}
-
 /** podSelector returns the label selector of the pods of a workload or Service, or undefined if it has none. */
 function podSelector(resource: Resource, object: any): string | undefined {
   const s = object.spec?.selector;
@@ -130,6 +125,7 @@ function Summary({ resource, all, object }: { resource: Resource; all: Resource[
         {m.finalizers && <Fact name="Finalizers">{m.finalizers.join(", ")}</Fact>}
       </dl>
       {isPod && <Containers pod={object} />}
+      {(isPod || isNode) && <Metrics all={all} kind={isPod ? "pods" : "nodes"} namespace={m.namespace} name={m.name} />}
       {isPod && <Timeline pod={object} />}
       {object.status?.conditions && <Conditions list={object.status.conditions} />}
       {isNode && podResource && <Related title="Pods" resource={podResource} fields={"spec.nodeName=" + m.name} namespace="" />}

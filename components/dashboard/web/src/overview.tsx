@@ -2,8 +2,9 @@
 import { Component } from "preact";
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get } from "./api";
-import { nodes as nodeType, pageOf, pagePath, pods as podType, collectionPath } from "./discovery";
+import { nodes as nodeType, pageOf, pagePath, pods as podType, collectionPath, type Resource } from "./discovery";
 import { bytes, cores, plural, quantity } from "./format";
+import { Metrics } from "./metrics";
 import { navigate } from "./router";
 import { useWatch } from "./stream";
 import { Age, Loading, Meter, Problem, useLoad } from "./ui";
@@ -46,7 +47,10 @@ interface NodeView extends NodeTile {
   memUsed: number;
 }
 
-export function Overview({ namespace }: { namespace: string }) {
+/** maxCharted is the number of nodes up to which the history of all is loaded: with an hour, each node has some 5 KB. */
+const maxCharted = 200;
+
+export function Overview({ namespace, all }: { namespace: string; all?: Resource[] }) {
   const nodes = useWatch<NodeTile>({ path: collectionPath(nodeType), view: "nodes" });
   const pods = useWatch<PodTile>({ path: collectionPath(podType, namespace), view: "pods" });
   const usage = useLoad("usage", () => get("/apis/metrics.k8s.io/v1beta1/nodes").catch(() => undefined));
@@ -117,6 +121,8 @@ export function Overview({ namespace }: { namespace: string }) {
           </ul>
         )}
       </section>
+
+      {all && nodes.synced && nodes.list.length <= maxCharted && <Metrics all={all} kind="nodes" />}
 
       <section aria-labelledby="nodes">
         <div class="section-head">
