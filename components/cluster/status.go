@@ -80,14 +80,14 @@ func newStatus() *cobra.Command {
 	return cmd
 }
 
-// startCommand returns the command with which the user starts the node of this machine: systemctl if there is a unit,
-// otherwise the command that has set up the machine.
+// startCommand returns the command with which the user starts the node of this machine: that of the service if there is
+// one, otherwise the command that has set up the machine.
 func startCommand(l layout.Node) string {
 	switch {
 	case service.Cluster.Exists(l):
-		return "systemctl start hyperkube"
+		return service.Cluster.StartCommand()
 	case service.Node.Exists(l):
-		return "systemctl start hyperkube-node"
+		return service.Node.StartCommand()
 	case !clusterconfig.HasJoined(l):
 		return "hyperkube up"
 	case layout.Exists(clusterconfig.File(l)):

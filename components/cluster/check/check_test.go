@@ -263,6 +263,10 @@ var faults = []fault{
 	}, "dns-cluster", Error, "does not answer at 10.96.0.10", "k8s-app=kube-dns"},
 
 	{"unit of another cluster", write("/etc/systemd/system/multi-user.target.wants/k3s.service", ""), "other-cluster-units", Warning, "unit k3s starts another", "systemctl disable --now k3s"},
+	{"OpenRC service of another cluster", func(t *testing.T, m *Machine) {
+		write("/run/openrc/softlevel", "default\n")(t, m)
+		write("/etc/runlevels/default/k3s", "")(t, m)
+	}, "other-cluster-units", Warning, "OpenRC service k3s starts another", "rc-service k3s stop; rc-update del k3s"},
 	{"link of another cluster", func(_ *testing.T, m *Machine) {
 		m.Network.Links = append(m.Network.Links, Link{Name: "cali12345"})
 	}, "other-cluster-network", Warning, "cali12345", "ip link delete cali12345"},

@@ -55,6 +55,10 @@ func checkSync(_ context.Context, m *Machine, o *outcome) {
 	if err != nil {
 		o.skip(err.Error())
 	} else if !synced {
-		o.warnf("run `timedatectl set-ntp true`; if it fails, install chrony or systemd-timesyncd", "the clock is not synchronized, so leases and certificates fail when it differs from those of the other machines")
+		fix := "run `timedatectl set-ntp true`; if it fails, install chrony or systemd-timesyncd"
+		if m.hasOpenRC() {
+			fix = "install chrony, and run `rc-service chronyd start; rc-update add chronyd`"
+		}
+		o.warnf(fix, "the clock is not synchronized, so leases and certificates fail when it differs from those of the other machines")
 	}
 }

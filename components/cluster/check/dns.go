@@ -25,15 +25,21 @@ func upstream(m *Machine) (path string, servers []string) {
 	return path, dnsconf.Parse(data).Servers
 }
 
-// useResolved is the fix for a resolver configuration that pods cannot use.
-const useResolved = "start the resolver with `systemctl enable --now systemd-resolved`, or write `nameserver ADDRESS` with a name server of your network to another file and set `resolvConf` to it in the KubeletConfiguration"
+// resolverFix returns the fix for a resolver configuration that pods cannot use.
+func (m *Machine) resolverFix() string {
+	const other = "write `nameserver ADDRESS` with a name server of your network to another file and set `resolvConf` to it in the KubeletConfiguration"
+	if m.hasOpenRC() {
+		return other
+	}
+	return "start the resolver with `systemctl enable --now systemd-resolved`, or " + other
+}
 
 // checkServers checks that there is a name server that pods can reach. Loopback addresses of the machine belong to the
 // pod itself there.
 func checkServers(_ context.Context, m *Machine, o *outcome) {
 	path, servers := upstream(m)
 	if len(servers) == 0 {
-		o.warnf(useResolved, "%s contains no name server, so pods do not resolve names outside of the cluster", path)
+		o.warnf(m.resolverFix(), "%s contains no name server, so pods do not resolve names outside of the cluster", path)
 		return
 	}
 	for _, s := range servers {
@@ -41,7 +47,7 @@ func checkServers(_ context.Context, m *Machine, o *outcome) {
 			return
 		}
 	}
-	o.errorf(useResolved, "%s contains only the name server %s, which pods cannot reach, so they do not resolve names outside of the cluster", path, strings.Join(servers, ", "))
+	o.errorf(m.resolverFix(), "%s contains only the name server %s, which pods cannot reach, so they do not resolve names outside of the cluster", path, strings.Join(servers, ", "))
 }
 
 // checkLoop checks that cluster DNS does not forward queries to itself.

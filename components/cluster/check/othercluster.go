@@ -23,10 +23,29 @@ func otherClusterChecks() []check {
 	}
 }
 
-// otherProcesses are the names of processes of other Kubernetes distributions, and the command that stops them.
-var otherProcesses = map[string]string{
-	"kubelet": "systemctl disable --now kubelet", "k3s-server": "systemctl disable --now k3s", "k3s-agent": "systemctl disable --now k3s-agent",
-	"k3s": "systemctl disable --now k3s", "rke2": "systemctl disable --now rke2-server rke2-agent", "k0s": "k0s stop", "kubelite": "snap stop microk8s",
+// otherProcesses are the names of processes of other Kubernetes distributions, and the services that run them, or
+// a command that stops them.
+var otherProcesses = map[string]struct {
+	services []string
+	command  string
+}{
+	"kubelet": {services: []string{"kubelet"}}, "k3s-server": {services: []string{"k3s"}}, "k3s-agent": {services: []string{"k3s-agent"}},
+	"k3s": {services: []string{"k3s"}}, "rke2": {services: []string{"rke2-server", "rke2-agent"}}, "k0s": {command: "k0s stop"}, "kubelite": {command: "snap stop microk8s"},
+}
+
+// hasOpenRC reports whether OpenRC manages the services of the machine.
+func (m *Machine) hasOpenRC() bool { return m.exists("/run/openrc/softlevel") }
+
+// disableCommand returns the command that stops services and disables them at boot.
+func (m *Machine) disableCommand(services ...string) string {
+	if !m.hasOpenRC() {
+		return "systemctl disable --now " + strings.Join(services, " ")
+	}
+	var commands []string
+	for _, s := range services {
+		commands = append(commands, "rc-service "+s+" stop; rc-update del "+s)
+	}
+	return strings.Join(commands, "; ")
 }
 
 // checkOtherProcesses finds the node processes of other clusters. It ignores those in other mount namespaces, for example
@@ -40,7 +59,11 @@ func checkOtherProcesses(_ context.Context, m *Machine, o *outcome) {
 			if path.Base(m.link(dir+"/exe")) == "hyperkube" || m.link(dir+"/ns/mnt") != m.link("/proc/self/ns/mnt") {
 				continue
 			}
-			o.errorf("stop it with `"+otherProcesses[name]+"`", "%s of another Kubernetes cluster runs (process %d) and manages the same directories, ports and packet filter rules", name, pid)
+			stop := otherProcesses[name].command
+			if stop == "" {
+				stop = m.disableCommand(otherProcesses[name].services...)
+			}
+			o.errorf("stop it with `"+stop+"`", "%s of another Kubernetes cluster runs (process %d) and manages the same directories, ports and packet filter rules", name, pid)
 		}
 	}
 }
@@ -54,14 +77,17 @@ func (m *Machine) link(name string) string {
 	return target
 }
 
-// otherUnits are the systemd units of other Kubernetes distributions.
+// otherUnits are the services of other Kubernetes distributions.
 var otherUnits = []string{"kubelet", "k3s", "k3s-agent", "rke2-server", "rke2-agent", "k0scontroller", "k0sworker", "snap.microk8s.daemon-kubelite"}
 
 // checkOtherUnits finds units that start another cluster at the next boot.
 func checkOtherUnits(_ context.Context, m *Machine, o *outcome) {
 	for _, unit := range otherUnits {
 		if slices.Contains(m.names("/etc/systemd/system/multi-user.target.wants"), unit+".service") {
-			o.warnf("run `systemctl disable --now "+unit+"`", "the systemd unit %s starts another Kubernetes cluster at each boot, which uses the same ports and directories", unit)
+			o.warnf("run `"+m.disableCommand(unit)+"`", "the systemd unit %s starts another Kubernetes cluster at each boot, which uses the same ports and directories", unit)
+		}
+		if m.exists("/etc/runlevels/default/" + unit) {
+			o.warnf("run `"+m.disableCommand(unit)+"`", "the OpenRC service %s starts another Kubernetes cluster at each boot, which uses the same ports and directories", unit)
 		}
 	}
 }

@@ -440,7 +440,7 @@ func upgradeProblems(l layout.Node, nodeName string, nodes []corev1.Node) []pref
 const stopNodeTimeout = 30 * time.Second
 
 // stopNode stops the node process, for example that of the old version. Pods keep running. With
-// systemd, it does nothing, because the unit is restarted when all files are written.
+// a service, it does nothing, because the service is restarted when all files are written.
 func stopNode(ctx context.Context, l layout.Node, s *progress.Steps) error {
 	if node.IsUnit(l) {
 		return nil

@@ -165,8 +165,8 @@ func (o *Options) run(ctx context.Context, s *progress.Steps) (err error) {
 	}
 	defer func() {
 		lock.Release()
-		// `down` stops the systemd unit before the runtime, and waits for it. So systemd reaps the
-		// child processes of a unit.
+		// `down` stops the service before the runtime, and waits for it. So process 1 reaps the
+		// child processes of a service.
 		if os.Getenv("NOTIFY_SOCKET") == "" {
 			pidlock.ReapChildren(l)
 		}

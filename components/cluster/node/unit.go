@@ -24,7 +24,7 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=notify
-ExecStart=%s node
+ExecStart=%s
 KillMode=process
 Delegate=yes
 Restart=always
@@ -39,12 +39,12 @@ OOMScoreAdjust=-999
 WantedBy=multi-user.target
 `
 
-// IsUnit reports whether Start runs the node of this machine as a systemd unit: if the machine runs systemd and the
-// node has the default paths. It does not check that the unit exists.
-func IsUnit(l layout.Node) bool { return service.HasSystemd() && l == layout.Default() }
+// IsUnit reports whether Start runs the node of this machine as a service: if the machine runs systemd or OpenRC and the
+// node has the default paths. It does not check that the service exists.
+func IsUnit(l layout.Node) bool { return service.HasManager() && l == layout.Default() }
 
-// Start starts the node that init or join has set up: as a systemd unit if the machine runs
-// systemd, otherwise as a background process. It reports problems while it waits, and returns when
+// Start starts the node that init or join has set up: as a service if the machine runs
+// systemd or OpenRC, otherwise as a background process. It reports problems while it waits, and returns when
 // the node is registered. It fails after bound: the unit then keeps starting, but a background
 // process is stopped.
 func Start(ctx context.Context, l layout.Node, verbose bool, bound time.Duration, s *progress.Steps) error {
@@ -76,14 +76,20 @@ func Start(ctx context.Context, l layout.Node, verbose bool, bound time.Duration
 	return err
 }
 
-// startUnit installs the systemd unit of the node and starts it. It waits until the node is registered, at most for
+// systemdUnit returns the content of the unit file of the node, which runs a command line.
+func systemdUnit(line string) string { return fmt.Sprintf(unitTemplate, line) }
+
+// startUnit installs the service of the node and starts it. It waits until the node is registered, at most for
 // bound.
 func startUnit(ctx context.Context, bound time.Duration, s *progress.Steps) error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding the hyperkube binary: %w", err)
 	}
-	if _, err := service.Node.Install(ctx, fmt.Appendf(nil, unitTemplate, service.Quote(self))); err != nil {
+	if _, err := service.Node.Install(ctx, service.Definition{
+		Description: "Kubernetes node: kubelet, service proxy and container runtime",
+		Command:     []string{self, "node"}, SystemdUnit: systemdUnit,
+	}); err != nil {
 		return err
 	}
 	return service.Node.Start(ctx, bound, s)

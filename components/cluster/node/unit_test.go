@@ -1,7 +1,6 @@
 package node
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,14 +22,14 @@ func TestUnitIsValid(t *testing.T) {
 		t.Skip("needs systemd-analyze")
 	}
 	dir := t.TempDir()
-	program, file := filepath.Join(dir, "100% of hyper kube"), filepath.Join(dir, string(service.Node))
+	program, file := filepath.Join(dir, "100% of hyper kube"), filepath.Join(dir, "hyperkube-node.service")
 	if err := os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, fmt.Appendf(nil, unitTemplate, service.Quote(program)), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(systemdUnit(service.Quote(program)+" node")), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(analyze, "verify", file).CombinedOutput(); err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), string(service.Node)+":") {
+	if out, err := exec.Command(analyze, "verify", file).CombinedOutput(); err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), filepath.Base(file)+":") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
@@ -43,7 +42,7 @@ func TestStartUnit(t *testing.T) {
 	if err := Start(t.Context(), l, false, time.Minute, progress.New(func(progress.Step) {})); err != nil {
 		t.Fatal(err)
 	}
-	unit := string(service.Node)
+	unit := "hyperkube-node.service"
 	if got, want := systemd.Calls(), []string{"daemon-reload", "enable_" + unit, "restart_" + unit}; !slices.Equal(got, want) {
 		t.Errorf("started by %v, want %v", got, want)
 	}

@@ -102,12 +102,15 @@ func RuntimeCgroup(l layout.Node) string {
 	return filepath.Join(l.CgroupRoot, runtimeName)
 }
 
-// StopSocket returns the socket on which the kubelet of the node waits for the stop job of the unit, or "" if there is no such
-// job: without systemd, and if the paths are not the default paths of a machine. The stop job also stops pods outside of the
-// unit.
+// StopSocket returns the socket on which the kubelet of the node waits for the stop job of the unit or of an OpenRC service.
+// It returns "" if there is no such job: without systemd and a service of OpenRC, and if the paths are not the default paths
+// of a machine. The stop job also stops pods outside of the unit.
 func StopSocket(l layout.Node) string {
 	data := layout.Default().Data
-	if !service.HasSystemd() || l.Data != data && !strings.HasPrefix(l.Data, data+"/") {
+	if !service.HasSystemd() && !service.OpenRCStopsPods() {
+		return ""
+	}
+	if l.Data != data && !strings.HasPrefix(l.Data, data+"/") {
 		return ""
 	}
 	return filepath.Join(l.Run, "suspend.sock")

@@ -1,16 +1,17 @@
 package podsunit
 
 import (
+	"os"
 	"regexp"
 	"strings"
 	"testing"
 
+	"hyperkube/components/cluster/service"
 	"hyperkube/components/cluster/service/servicetest"
 	"hyperkube/internal/host/layout"
-	"hyperkube/internal/testing/leakcheck"
 )
 
-func TestMain(m *testing.M) { leakcheck.Main(m) }
+func TestMain(m *testing.M) { servicetest.Main(m) }
 
 // TestWithoutUnit checks that nothing changes for clusters with other paths than the default ones, which have no unit on any
 // machine.
@@ -70,5 +71,20 @@ func TestText(t *testing.T) {
 	}
 	if !regexp.MustCompile(`(?m)^CPUWeight=[1-9][0-9]*$`).MatchString(got) {
 		t.Errorf("the unit has no CPU weight:\n%s", got)
+	}
+}
+
+// TestStopSocketOpenRC checks that the kubelet waits for the stop job on a machine with OpenRC only if a service is installed.
+func TestStopSocketOpenRC(t *testing.T) {
+	rc := servicetest.NewOpenRC(t)
+	rc.Boot(t)
+	if socket := StopSocket(layout.Default()); socket != "" {
+		t.Errorf("without a service: %s", socket)
+	}
+	if err := os.WriteFile(service.Node.File(), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := StopSocket(layout.Default().Numbered(2)), "/run/hyperkube/nodes/2/suspend.sock"; got != want {
+		t.Errorf("with a service: %q, want %q", got, want)
 	}
 }

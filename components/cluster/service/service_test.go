@@ -10,10 +10,9 @@ import (
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/service/servicetest"
 	"hyperkube/internal/host/layout"
-	"hyperkube/internal/testing/leakcheck"
 )
 
-func TestMain(m *testing.M) { leakcheck.Main(m) }
+func TestMain(m *testing.M) { servicetest.Main(m) }
 
 func TestQuote(t *testing.T) {
 	for path, want := range map[string]string{
@@ -26,7 +25,7 @@ func TestQuote(t *testing.T) {
 			t.Errorf("%s: %s, want %s", path, got, want)
 		}
 	}
-	if got, want := QuoteArgument("--node-name=$HOME"), `"--node-name=$$HOME"`; got != want {
+	if got, want := quoteArgument("--node-name=$HOME"), `"--node-name=$$HOME"`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -46,7 +45,7 @@ func TestUnit(t *testing.T) {
 		t.Errorf("stopped without a unit: %v, %v", stopped, err)
 	}
 	for _, want := range []bool{true, false} {
-		if changed, err := Cluster.Install(ctx, []byte("[Unit]\n")); err != nil || changed != want {
+		if changed, err := Cluster.Install(ctx, Definition{Command: []string{"/bin/hyperkube", "up", "--nodes=2"}, SystemdUnit: strings.ToUpper}); err != nil || changed != want {
 			t.Errorf("installed: changed %v, want %v: %v", changed, want, err)
 		}
 		if got, want := systemd.Calls(), []string{"daemon-reload", "enable_hyperkube.service"}; !slices.Equal(got, want) {

@@ -51,7 +51,7 @@ func collectConfiguration(_ context.Context, c *collection) error {
 	}
 	for _, pattern := range []string{
 		l.ConfigFile("config.d/*.yaml"), l.ConfigFile("config.yaml.d/*.yaml"), filepath.Join(l.StaticPods(), "*.yaml"), filepath.Join(l.CNIConf(), "*"),
-		filepath.Join(l.Data, "host-changes", "*.jsonl"), filepath.Join(l.Data, "*.json"), "/etc/systemd/system/hyperkube*.service", "/run/systemd/system/hyperkube*.service",
+		filepath.Join(l.Data, "host-changes", "*.jsonl"), filepath.Join(l.Data, "*.json"), "/etc/systemd/system/hyperkube*.service", "/run/systemd/system/hyperkube*.service", "/etc/init.d/hyperkube*", "/etc/conf.d/hyperkube*",
 		"/etc/sysctl.d/*.conf",
 	} {
 		found, err := filepath.Glob(pattern)

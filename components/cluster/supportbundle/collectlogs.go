@@ -89,14 +89,16 @@ func collectLogs(_ context.Context, c *collection) error {
 	return nil
 }
 
-// collectJournal adds the log of the kernel and, if the machine runs systemd, the logs and properties of the units of
-// this program.
+// collectJournal adds the log of the kernel, and the state of the services of this program: with systemd also their
+// logs, which OpenRC writes to the files that collectLogs adds.
 func collectJournal(ctx context.Context, c *collection) error {
 	if service.HasSystemd() {
-		for _, unit := range []service.Unit{service.Cluster, service.Node, "hyperkube-pods.service"} {
-			c.addCommand(ctx, "logs/journal/"+string(unit)+".log", "journalctl", "--no-pager", "--lines=20000", "--unit="+string(unit))
-			c.addCommand(ctx, "systemd/"+string(unit)+".txt", "systemctl", "show", string(unit))
+		for _, unit := range []string{"hyperkube.service", "hyperkube-node.service", "hyperkube-pods.service"} {
+			c.addCommand(ctx, "logs/journal/"+unit+".log", "journalctl", "--no-pager", "--lines=20000", "--unit="+unit)
+			c.addCommand(ctx, "systemd/"+unit+".txt", "systemctl", "show", unit)
 		}
+	} else if service.HasManager() {
+		c.addCommand(ctx, "openrc/services.txt", "rc-status", "--all")
 	}
 	size, err := unix.Klogctl(unix.SYSLOG_ACTION_SIZE_BUFFER, nil)
 	if err != nil {

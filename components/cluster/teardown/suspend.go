@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/podsunit"
@@ -19,11 +20,25 @@ import (
 // periods of the kubelet. With StopTimeout, it is shorter than the timeout of the unit.
 const suspendTimeout = 50 * time.Second
 
-// suspend stops all pods of this machine in order, then the main processes and the runtimes. It is the stop job of the
+// suspendPhase is the part of the stop job that runs when the machine shuts down.
+type suspendPhase string
+
+const (
+	suspendAll suspendPhase = "all"
+	// suspendOnlyPods and suspendProcesses are for OpenRC, whose supervisor restarts a main process that exits before the
+	// supervisor stops it. So pods stop before it, and the runtime after it.
+	suspendOnlyPods  suspendPhase = "pods"
+	suspendProcesses suspendPhase = "processes"
+)
+
+// run stops all pods of this machine in order, then the main processes and the runtimes. It is the stop job of the
 // systemd unit that contains the pods: the next start of the cluster runs the pods again. The main processes stop after
-// the pods of all nodes, because pods use the API until they have stopped. It does not stop systemd units, because
-// those wait for the stop job.
-func suspend(ctx context.Context, out io.Writer, l layout.Node) error {
+// the pods of all nodes, because pods use the API until they have stopped. It does not stop services, because
+// those wait for the stop job. It returns an error if the phase is unknown, or a pod or process could not be stopped.
+func (p suspendPhase) run(ctx context.Context, out io.Writer, l layout.Node) error {
+	if p != suspendAll && p != suspendOnlyPods && p != suspendProcesses {
+		return command.ConfigError(fmt.Errorf("unknown value %q of --suspend-pods", string(p)))
+	}
 	additional, err := AdditionalNodeNumbers(l)
 	if err != nil {
 		return err
@@ -34,13 +49,18 @@ func suspend(ctx context.Context, out io.Writer, l layout.Node) error {
 	}
 	nodes = append(nodes, l)
 	results := make([]error, len(nodes))
-	waiting, cancel := context.WithTimeout(ctx, suspendTimeout)
-	defer cancel()
-	var wg sync.WaitGroup
-	for i, n := range nodes {
-		wg.Go(func() { results[i] = shutdown.Suspend(waiting, podsunit.StopSocket(n)) })
+	if p != suspendProcesses {
+		waiting, cancel := context.WithTimeout(ctx, suspendTimeout)
+		defer cancel()
+		var wg sync.WaitGroup
+		for i, n := range nodes {
+			wg.Go(func() { results[i] = shutdown.Suspend(waiting, podsunit.StopSocket(n)) })
+		}
+		wg.Wait()
 	}
-	wg.Wait()
+	if p == suspendOnlyPods {
+		return errors.Join(results...)
+	}
 	var errs []error
 	for i, n := range nodes {
 		errs = append(errs, stopProcesses(ctx, out, n, results[i]))

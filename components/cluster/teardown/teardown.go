@@ -33,7 +33,7 @@ import (
 // which run in one or in separate processes, and of the runtime.
 var journals = []string{"node", "runtime", "cni"}
 
-// units are the systemd units, one for clusters of `up` and one for other nodes, that may run on this machine.
+// units are the services, one for clusters of `up` and one for other nodes, that may run on this machine.
 var units = []service.Unit{service.Cluster, service.Node}
 
 // StopTimeout limits how long the main process may take to stop. Then it is killed.
@@ -41,23 +41,24 @@ const StopTimeout = 30 * time.Second
 
 // NewStop returns the command `stop`, which stops the main process of the cluster. Pods keep running.
 func NewStop() *cobra.Command {
-	var suspendPods bool
+	var suspend suspendPhase
 	cmd := command.NewHostCommand("stop", "Stop the control plane and the kubelet; pods keep running", func(ctx context.Context, out io.Writer, l layout.Node) error {
-		if suspendPods {
-			return suspend(ctx, out, l)
+		if suspend != "" {
+			return suspend.run(ctx, out, l)
 		}
 		for _, unit := range units {
 			if stopped, err := unit.Stop(ctx, l); err != nil {
 				return err
 			} else if stopped {
-				fmt.Fprintf(out, "stopped the systemd unit %s; it starts again at the next boot\n", unit)
+				fmt.Fprintf(out, "stopped the %s; it starts again at the next boot\n", unit.Describe())
 				return stopAdditionalNodes(ctx, out, l)
 			}
 		}
 		return errors.Join(StopMain(ctx, out, l), stopAdditionalNodes(ctx, out, l))
 	})
 	// Users do not need it: the machine's service manager runs it.
-	cmd.Flags().BoolVar(&suspendPods, "suspend-pods", false, "Also stop all pods, in order, because the machine shuts down. They run again after the next start.")
+	cmd.Flags().StringVar((*string)(&suspend), "suspend-pods", "", "Also stop all pods, in order, because the machine shuts down. They run again after the next start. pods stops nothing else, processes only the rest.")
+	cmd.Flags().Lookup("suspend-pods").NoOptDefVal = string(suspendAll)
 	_ = cmd.Flags().MarkHidden("suspend-pods") // fails only for an unknown flag
 	return cmd
 }
@@ -144,7 +145,7 @@ func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error
 		if removed, err := unit.Remove(ctx, l); err != nil {
 			return err
 		} else if removed {
-			fmt.Fprintf(out, "stopped and removed the systemd unit %s\n", unit)
+			fmt.Fprintf(out, "stopped and removed the %s\n", unit.Describe())
 			processOut = io.Discard // the unit was the main process
 		}
 	}

@@ -25,9 +25,9 @@ import (
 	"hyperkube/packaging"
 )
 
-// manageService handles --service. It returns true if the systemd unit now runs the cluster and `up` has nothing left
-// to do. It returns false if `up` must continue: with --foreground, without a unit, after --service=false has removed
-// it, and if the running unit needs no restart. A cluster with a unit keeps it until --service=false.
+// manageService handles --service. It returns true if the service now runs the cluster and `up` has nothing left
+// to do. It returns false if `up` must continue: with --foreground, without a service, after --service=false has
+// removed it, and if the running service needs no restart. A cluster with a service keeps it until --service=false.
 func (o *upOptions) manageService(cmd *cobra.Command, l layout.Node) (done bool, err error) {
 	ctx, out, asked := cmd.Context(), cmd.OutOrStdout(), cmd.Flags().Changed("service")
 	switch {
@@ -38,15 +38,15 @@ func (o *upOptions) manageService(cmd *cobra.Command, l layout.Node) (done bool,
 	case asked && !o.service:
 		removed, err := service.Cluster.Remove(ctx, l)
 		if removed && err == nil {
-			fmt.Fprintf(out, "stopped and removed the systemd unit %s\n", service.Cluster)
+			fmt.Fprintf(out, "stopped and removed the %s\n", service.Cluster.Describe())
 		}
 		return false, err
 	case !asked && !service.Cluster.Exists(l):
 		return false, nil
 	case l != layout.Default():
 		return false, command.ConfigError(errors.New("--service cannot be used with --root: only the cluster with the default paths can be a service"))
-	case !service.HasSystemd():
-		return false, command.ConfigError(errors.New("--service needs systemd, which does not run on this machine; start `hyperkube up --foreground` from its service manager"))
+	case !service.HasManager():
+		return false, command.ConfigError(errors.New("--service needs systemd or OpenRC, which do not run on this machine; start `hyperkube up --foreground` from its service manager"))
 	}
 	return o.startService(cmd, l, asked)
 }
@@ -72,8 +72,10 @@ func (o *upOptions) startService(cmd *cobra.Command, l layout.Node, asked bool) 
 		if err != nil {
 			return false, fmt.Errorf("finding the hyperkube binary: %w", err)
 		}
-		line := strings.Join(append([]string{service.Quote(self), "up", "--foreground", "--no-kubeconfig"}, args...), " ")
-		if changed, err = service.Cluster.Install(ctx, []byte(packaging.Unit(line))); err != nil {
+		if changed, err = service.Cluster.Install(ctx, service.Definition{
+			Description: "Kubernetes cluster on this machine",
+			Command:     append([]string{self, "up", "--foreground", "--no-kubeconfig"}, args...), SystemdUnit: packaging.Unit,
+		}); err != nil {
 			return false, err
 		}
 	}
@@ -128,7 +130,7 @@ func unitArguments(flags *pflag.FlagSet) (args []string, set bool) {
 		if list, ok := f.Value.(pflag.SliceValue); ok {
 			value = strings.Join(list.GetSlice(), ",")
 		}
-		args = append(args, service.QuoteArgument("--"+f.Name+"="+value))
+		args = append(args, "--"+f.Name+"="+value)
 	})
 	return args, len(args) > 0
 }

@@ -22,14 +22,14 @@ func TestUnitIsValid(t *testing.T) {
 		t.Skip("needs systemd-analyze")
 	}
 	dir := t.TempDir()
-	program, file := filepath.Join(dir, "hyperkube"), filepath.Join(dir, string(service.Cluster))
+	program, file := filepath.Join(dir, "hyperkube"), filepath.Join(dir, packaging.UnitName)
 	if err := os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, []byte(packaging.Unit(service.Quote(program)+" up "+service.QuoteArgument("--node-name=$a %b"))), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(packaging.Unit(service.Quote(program)+" up "+service.Quote("--node-name=$$a %b"))), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(analyze, "--man=no", "verify", file).CombinedOutput(); err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), string(service.Cluster)+":") {
+	if out, err := exec.Command(analyze, "--man=no", "verify", file).CombinedOutput(); err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), filepath.Base(file)+":") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
@@ -60,7 +60,7 @@ func TestService(t *testing.T) {
 		args []string
 		want string
 	}{
-		{l, []string{"--service"}, "--service needs systemd"},
+		{l, []string{"--service"}, "--service needs systemd or OpenRC"},
 		{l, []string{"--service", "--foreground"}, "exclude each other"},
 		{layout.Under(t.TempDir()), []string{"--service"}, "cannot be used with --root"},
 		{l, []string{"--service", "--kubelet-config=missing.yaml"}, "missing.yaml"},

@@ -44,7 +44,7 @@ import (
 type upOptions struct {
 	root       string
 	foreground bool
-	// service is true if a systemd unit shall run the cluster.
+	// service is true if a service of systemd or OpenRC shall run the cluster.
 	service      bool
 	nodeName     string
 	podCIDRs     []string
@@ -104,7 +104,7 @@ func newCommand(o *upOptions) *cobra.Command {
 	command.RootFlag(cmd.Flags(), &o.root)
 	flags.StringVar(&o.file, "config", "", "Path to a configuration file, whose drop-in files are *.yaml in the directory of the same name with the suffix .d. Flags take precedence. Defaults to /etc/hyperkube/config.yaml, which may be missing.")
 	flags.BoolVar(&o.foreground, "foreground", false, "Run in the foreground, for service managers. Notifies systemd when the cluster is ready.")
-	flags.BoolVar(&o.service, "service", false, "Run the cluster as a systemd unit that starts at boot. A unit stays until --service=false, which removes it.")
+	flags.BoolVar(&o.service, "service", false, "Run the cluster as a service of systemd or OpenRC that starts at boot. The service stays until --service=false, which removes it.")
 	flags.StringVar(&o.nodeName, "node-name", "", "Name of the node. Only used at the first start. Defaults to the hostname.")
 	flags.StringSliceVar(&o.podCIDRs, "cluster-cidr", nil, "CIDR for pod IPs, or a comma-separated dual-stack pair. Only used at the first start. By default, an unused CIDR is chosen.")
 	flags.StringSliceVar(&o.serviceCIDRs, "service-cidr", nil, "CIDR for service IPs, or a comma-separated dual-stack pair. Only used at the first start. By default, an unused CIDR is chosen.")
@@ -159,7 +159,7 @@ func (o *upOptions) runWithOutput(cmd *cobra.Command) error {
 }
 
 // run is the command `up`. In the process that the user starts, it starts the cluster in a background process or a
-// systemd unit, or updates a running cluster. In the background process and with --foreground, it runs the cluster.
+// service, or updates a running cluster. In the background process and with --foreground, it runs the cluster.
 // show reports the steps to the user.
 func (o *upOptions) run(cmd *cobra.Command, show func(progress.Step)) error {
 	if err := command.RequireRoot(); err != nil {
