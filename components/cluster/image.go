@@ -86,14 +86,16 @@ func removeImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Cl
 	return nil
 }
 
-// pullImages pulls the images args from their registries. It stops at the first error.
+// pullImages pulls the images args from their registries and shows the progress. It stops at the first error.
 func pullImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error {
 	for _, name := range args {
-		pulled, err := cri.PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name}})
+		bar := progress.NewBar(cmd.OutOrStdout(), "pulling "+name, 0)
+		id, err := cri.Pull(ctx, name, bar.Set)
+		bar.Close()
 		if err != nil {
 			return fmt.Errorf("pulling %s: %w", name, err)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "pulled %s as %s\n", name, pulled.ImageRef)
+		fmt.Fprintf(cmd.OutOrStdout(), "pulled %s as %s\n", name, id)
 	}
 	return nil
 }
@@ -116,7 +118,7 @@ func importImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Cl
 	return nil
 }
 
-// importFile imports the images in an archive and shows the progress on a terminal.
+// importFile imports the images in an archive and shows the progress.
 func importFile(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, path string) ([]string, error) {
 	f, err := os.Open(path)
 	if err != nil {

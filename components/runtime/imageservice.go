@@ -80,6 +80,18 @@ func (is *imageService) ImageStatus(_ context.Context, req *runtimeapi.ImageStat
 // pulled but created from Config.BuiltIn. The credentials of the request are only used if they are for the registry of
 // the image.
 func (is *imageService) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
+	return is.pull(ctx, req, nil)
+}
+
+// PullWithProgress is PullImage without credentials for the command `hyperkube image pull`: report receives how many
+// bytes of the total have been downloaded. Errors are gRPC statuses.
+func (is *imageService) PullWithProgress(ctx context.Context, ref string, report func(done, total int64)) (id string, err error) {
+	resp, err := is.pull(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: ref}}, report)
+	return resp.GetImageRef(), grpcError(err)
+}
+
+// pull implements PullImage. report receives the progress; it may be nil.
+func (is *imageService) pull(ctx context.Context, req *runtimeapi.PullImageRequest, report images.Report) (*runtimeapi.PullImageResponse, error) {
 	ref := req.GetImage().GetImage()
 	if have, err := is.images.Get(ref); err == nil && have.BuiltIn {
 		return &runtimeapi.PullImageResponse{ImageRef: have.ID}, nil
@@ -98,7 +110,7 @@ func (is *imageService) PullImage(ctx context.Context, req *runtimeapi.PullImage
 	if !images.MatchesServer(ref, a.GetServerAddress()) {
 		auth = images.Auth{}
 	}
-	i, err := is.images.Pull(ctx, ref, auth, is.registries)
+	i, err := is.images.Pull(ctx, ref, auth, is.registries, report)
 	if err != nil {
 		is.freeSpace(err)
 		return nil, err

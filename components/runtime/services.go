@@ -106,8 +106,8 @@ func (s *services) cri(streams *streamService) runtimeapi.RuntimeServiceServer {
 	}
 }
 
-// importService serves the calls of package importpb, which are not part of CRI: importing images from an archive, and
-// upgrading the runtime.
+// importService serves the calls of package importpb, which are not part of CRI: importing images from an archive,
+// pulling images with progress, and upgrading the runtime.
 type importService struct {
 	*imageService
 	// upgrade receives the command of the program that should replace this one.

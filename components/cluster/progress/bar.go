@@ -11,30 +11,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bar shows how much of something is done as a line on a terminal, which it overwrites. It writes nothing if the output is
-// no terminal. It is safe for concurrent use.
+// Bar shows how many bytes of something are done as a line on a terminal, which it overwrites. If the output is no
+// terminal, it writes a line after each lineInterval. It is safe for concurrent use.
 type Bar struct {
 	label string
 	start time.Time
 
 	mu          sync.Mutex // guards the fields below
-	w           io.Writer  // nil if there is no terminal
-	width       int
+	w           io.Writer  // nil after Close
+	terminal    bool
+	width       int // of the terminal; 0 without one
 	done, total int64
-	shown       time.Time // when the line was last written
+	shown       time.Time // when a line was last written; at first the start
 }
 
-// barInterval is the minimum time between two updates of a line.
-const barInterval = 100 * time.Millisecond
+const (
+	// barInterval is the minimum time between two updates of a line on a terminal.
+	barInterval = 100 * time.Millisecond
+	// lineInterval is the minimum time between two lines without a terminal, and before the first.
+	lineInterval = 5 * time.Second
+)
 
-// NewBar returns a bar for total bytes, 0 if unknown, that is shown on w if that is a terminal.
+// NewBar returns a bar for total bytes, 0 if unknown, that is shown on w.
 func NewBar(w io.Writer, label string, total int64) *Bar {
-	b := &Bar{label: label, total: total, start: time.Now()}
+	b := &Bar{label: label, total: total, start: time.Now(), w: w}
 	if file, ok := w.(*os.File); ok {
 		if size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ); err == nil {
-			b.w, b.width = w, int(size.Col)
+			b.terminal, b.width = true, int(size.Col)
+			return b
 		}
 	}
+	b.shown = b.start
 	return b
 }
 
@@ -51,18 +58,27 @@ func (b *Bar) Set(done, total int64) {
 
 // show writes the line, unless that was done recently. The caller must hold mu.
 func (b *Bar) show() {
-	if b.w == nil || time.Since(b.shown) < barInterval {
+	interval := lineInterval
+	if b.terminal {
+		interval = barInterval
+	}
+	if b.w == nil || time.Since(b.shown) < interval {
 		return
 	}
 	b.shown = time.Now()
-	fmt.Fprintf(b.w, "\r\x1b[K%s", barText(b.label, b.done, b.total, time.Since(b.start), b.width))
+	text := barText(b.label, b.done, b.total, time.Since(b.start), b.width)
+	if b.terminal {
+		fmt.Fprintf(b.w, "\r\x1b[K%s", text)
+	} else {
+		fmt.Fprintln(b.w, text)
+	}
 }
 
-// Close removes the line.
+// Close removes the line from the terminal. The bar writes nothing after it.
 func (b *Bar) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.w != nil && !b.shown.IsZero() {
+	if b.w != nil && b.terminal && !b.shown.IsZero() {
 		fmt.Fprint(b.w, "\r\x1b[K")
 	}
 	b.w = nil
@@ -96,7 +112,9 @@ func barText(label string, done, total int64, took time.Duration, width int) str
 		bar = "[" + strings.Repeat("#", filled) + strings.Repeat(" ", cells-filled) + "] "
 		numbers = fmt.Sprintf("%3.0f %% of %.1f MB", part*100, float64(total)/1e6)
 	}
-	numbers += fmt.Sprintf(", %.0f s", took.Seconds())
+	if seconds := took.Seconds(); seconds > 0 {
+		numbers += fmt.Sprintf(", %.1f MB/s", float64(done)/1e6/seconds)
+	}
 	if width > 0 && len(label)+len(bar)+len(numbers)+1 >= width {
 		bar = ""
 	}

@@ -90,18 +90,18 @@ func TestBar(t *testing.T) {
 		width       int
 		want        string
 	}{
-		{0, 0, 80, "importing app.tar 0.0 MB, 3 s"},
-		{25e6, 100e6, 80, "importing app.tar [######                  ]  25 % of 100.0 MB, 3 s"},
-		{200e6, 100e6, 80, "importing app.tar [########################] 100 % of 100.0 MB, 3 s"},
-		{25e6, 100e6, 50, "importing app.tar  25 % of 100.0 MB, 3 s"},
-		{25e6, 100e6, 30, "import  25 % of 100.0 MB, 3 s"},
+		{0, 0, 80, "importing app.tar 0.0 MB, 0.0 MB/s"},
+		{25e6, 100e6, 80, "importing app.tar [######                  ]  25 % of 100.0 MB, 8.3 MB/s"},
+		{200e6, 100e6, 80, "importing app.tar [########################] 100 % of 100.0 MB, 66.7 MB/s"},
+		{25e6, 100e6, 50, "importing app.tar  25 % of 100.0 MB, 8.3 MB/s"},
+		{25e6, 100e6, 35, "import  25 % of 100.0 MB, 8.3 MB/s"},
 	} {
 		got := barText("importing app.tar", c.done, c.total, 3*time.Second, c.width)
 		if got != c.want || len(got) > c.width {
 			t.Errorf("%d of %d, width %d: %q", c.done, c.total, c.width, got)
 		}
 	}
-	// Other outputs than terminals get nothing.
+	// Other outputs than terminals get a line after each interval, and nothing before the first.
 	var out bytes.Buffer
 	bar := NewBar(&out, "x", 3)
 	if n, err := io.Copy(io.Discard, bar.Reader(strings.NewReader("abc"))); n != 3 || err != nil {
@@ -111,5 +111,14 @@ func TestBar(t *testing.T) {
 	bar.Close()
 	if out.Len() > 0 || bar.done != 3 {
 		t.Errorf("%q after %d bytes", out.String(), bar.done)
+	}
+	bar = NewBar(&out, "x", 1e6)
+	bar.start, bar.shown = bar.start.Add(-lineInterval), bar.shown.Add(-lineInterval)
+	bar.Set(5e5, 0)
+	bar.Set(6e5, 0)
+	bar.Close()
+	bar.Set(7e5, 0)
+	if want := "x [############            ]  50 % of 1.0 MB, 0.1 MB/s\n"; out.String() != want {
+		t.Errorf("without a terminal: %q, want %q", out.String(), want)
 	}
 }

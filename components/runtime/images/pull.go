@@ -246,13 +246,14 @@ func (r Registries) transport(host string) (*http.Transport, error) {
 
 // Pull pulls the image ref from a mirror or its registry and adds it to the store. auth are the credentials of the pod;
 // if they are empty, those in registries are used. Mirrors get only their own credentials. Error messages are those of
-// common container runtimes. An error wraps ErrNotFound or ErrUnauthorized if the registry has answered so.
-func (s *Store) Pull(ctx context.Context, ref string, auth Auth, registries Registries) (*Image, error) {
+// common container runtimes. An error wraps ErrNotFound or ErrUnauthorized if the registry has answered so. report, which
+// may be nil, receives the progress, which starts again with each mirror.
+func (s *Store) Pull(ctx context.Context, ref string, auth Auth, registries Registries, report Report) (*Image, error) {
 	normal, err := Normalize(ref)
 	if err != nil {
 		return nil, err
 	}
-	image, err := s.pull(ctx, normal, auth, registries)
+	image, err := s.pull(ctx, normal, auth, registries, report)
 	if err != nil {
 		return nil, fmt.Errorf("failed to pull and unpack image %q: %w", normal, err)
 	}
@@ -261,7 +262,7 @@ func (s *Store) Pull(ctx context.Context, ref string, auth Auth, registries Regi
 
 // pull implements Pull for a normalized reference. It tries the endpoints in order until one succeeds or ctx is
 // done, and returns the error of the last one.
-func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries Registries) (*Image, error) {
+func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries Registries, report Report) (*Image, error) {
 	host, _, _ := strings.Cut(normal, "/")
 	endpoints, err := registries.endpoints(host)
 	if err != nil {
@@ -269,7 +270,7 @@ func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries R
 	}
 	var failed error
 	for _, e := range endpoints {
-		image, err := s.pullFrom(ctx, e, normal, auth, registries)
+		image, err := s.pullFrom(ctx, e, normal, auth, registries, report)
 		if err == nil || ctx.Err() != nil || !e.mirror {
 			return image, err
 		}
@@ -282,7 +283,7 @@ func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries R
 // pullFrom pulls an image from one endpoint and adds it to the store under its normalized reference. The
 // credentials auth are never sent to a mirror; those in the configuration of the endpoint's host are used for a
 // mirror, and for the registry if auth is empty.
-func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Auth, registries Registries) (*Image, error) {
+func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Auth, registries Registries, report Report) (*Image, error) {
 	ref, err := e.reference(normal)
 	if err != nil {
 		return nil, err
@@ -316,9 +317,20 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 	if !isDigest(normal) {
 		record.Tags = []string{normal}
 	}
-	blobs, size, err := blobsOf(image, normal)
+	blobs, sizes, err := blobsOf(image, normal)
 	if err != nil {
 		return nil, err
+	}
+	var size uint64
+	for _, n := range sizes {
+		size += uint64(n)
+	}
+	if report != nil {
+		progress := &meter{report: report, total: int64(size)}
+		progress.add(s.presentSize(image, sizes))
+		for i := range blobs {
+			blobs[i] = progress.wrap(blobs[i])
+		}
 	}
 	record.Size += size
 	done, err := s.assemble(ctx, config, blobs, record)
@@ -392,19 +404,33 @@ func resolve(ref name.Reference, options ...remote.Option) (image v1.Image, dige
 	return image, desc.Digest.String(), nil
 }
 
-// blobsOf returns the layers of an image and the total of their compressed sizes in bytes. normal is the image
-// reference for errors.
-func blobsOf(image v1.Image, normal string) (blobs []blob, total uint64, err error) {
+// presentSize returns the total of the sizes of the layers that the store contains. sizes are those of the layers of the
+// image. It returns 0 if the image configuration is invalid, which fails the pull later.
+func (s *Store) presentSize(image v1.Image, sizes []int64) (total int64) {
+	config, err := image.ConfigFile()
+	if err != nil || len(config.RootFS.DiffIDs) != len(sizes) {
+		return 0
+	}
+	for i, id := range config.RootFS.DiffIDs {
+		if s.layers.has(layerName(id.String())) {
+			total += sizes[i]
+		}
+	}
+	return total
+}
+
+// blobsOf returns the layers of an image and their compressed sizes in bytes. normal is the image reference for errors.
+func blobsOf(image v1.Image, normal string) (blobs []blob, sizes []int64, err error) {
 	layers, err := image.Layers()
 	if err != nil {
-		return nil, 0, registryError(err, normal)
+		return nil, nil, registryError(err, normal)
 	}
 	for _, layer := range layers {
 		size, err := layer.Size()
 		if err != nil {
-			return nil, 0, registryError(err, normal)
+			return nil, nil, registryError(err, normal)
 		}
-		total += uint64(max(size, 0))
+		sizes = append(sizes, max(size, 0))
 		blobs = append(blobs, func(context.Context) (io.ReadCloser, error) {
 			r, err := layer.Compressed()
 			if err != nil {
@@ -413,7 +439,7 @@ func blobsOf(image v1.Image, normal string) (blobs []blob, total uint64, err err
 			return r, nil
 		})
 	}
-	return blobs, total, nil
+	return blobs, sizes, nil
 }
 
 // stallTimeout is how long a registry may send no data within a response before the pull is canceled.

@@ -1,5 +1,5 @@
 // Package importpb defines the runtime's calls that are not in CRI: importing images from an
-// archive, and upgrading the runtime itself. They use well-known protobuf messages, so no code is
+// archive, pulling an image with progress, and upgrading the runtime itself. They use well-known protobuf messages, so no code is
 // generated.
 package importpb
 
@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -19,6 +20,7 @@ const (
 	service = "hyperkube.runtime.v1.Runtime"
 	method  = "Import"
 	upgrade = "Upgrade"
+	pull    = "Pull"
 	// chunk is the number of bytes of the archive per message.
 	chunk = 256 << 10
 )
@@ -28,6 +30,9 @@ type Server interface {
 	// ImportImages imports an archive and returns the names of its images, or the IDs of images
 	// without a name.
 	ImportImages(ctx context.Context, archive io.Reader) ([]string, error)
+	// PullWithProgress pulls an image and returns its ID. report receives how many bytes of the total have been
+	// downloaded; its calls are not concurrent.
+	PullWithProgress(ctx context.Context, ref string, report func(done, total int64)) (id string, err error)
 	// Upgrade makes the process execute another program in its place. argv[0] is its absolute path.
 	// Upgrade returns before the execution.
 	Upgrade(ctx context.Context, argv []string) error
@@ -66,8 +71,65 @@ func Register(registrar grpc.ServiceRegistrar, s Server) {
 				}
 				return nil
 			},
+		}, {
+			StreamName: pull, ServerStreams: true,
+			Handler: func(srv any, stream grpc.ServerStream) error { return servePull(srv.(Server), stream) },
 		}},
 	}, s)
+}
+
+// reportInterval is the minimum time between two reports of the progress of a pull.
+const reportInterval = 100 * time.Millisecond
+
+// servePull serves a Pull stream: the client sends the reference of an image. The server sends lists of two numbers, the
+// downloaded and the total bytes, and finally a list with the ID of the image.
+func servePull(s Server, stream grpc.ServerStream) error {
+	var ref wrapperspb.StringValue
+	if err := stream.RecvMsg(&ref); err != nil {
+		return err
+	}
+	var last time.Time
+	id, err := s.PullWithProgress(stream.Context(), ref.GetValue(), func(done, total int64) {
+		if time.Since(last) < reportInterval && done < total {
+			return
+		}
+		last = time.Now()
+		// The pull returns the error of a connection that fails, because its context is canceled.
+		_ = stream.SendMsg(&structpb.ListValue{Values: []*structpb.Value{structpb.NewNumberValue(float64(done)), structpb.NewNumberValue(float64(total))}})
+	})
+	if err != nil {
+		return err
+	}
+	return stream.SendMsg(&structpb.ListValue{Values: []*structpb.Value{structpb.NewStringValue(id)}})
+}
+
+// Pull pulls an image over conn, a connection to the runtime's socket, and returns its ID. report receives how many
+// bytes of the total have been downloaded. Runtimes without this call return an error with the code Unimplemented.
+func Pull(ctx context.Context, conn grpc.ClientConnInterface, ref string, report func(done, total int64)) (id string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/"+service+"/"+pull)
+	if err != nil {
+		return "", err
+	}
+	if err := stream.SendMsg(wrapperspb.String(ref)); err != nil && !errors.Is(err, io.EOF) { // after io.EOF, RecvMsg returns the error
+		return "", err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return "", err
+	}
+	for {
+		var m structpb.ListValue
+		if err := stream.RecvMsg(&m); err != nil {
+			return "", err
+		}
+		switch v := m.GetValues(); len(v) {
+		case 1:
+			return v[0].GetStringValue(), nil
+		case 2:
+			report(int64(v[0].GetNumberValue()), int64(v[1].GetNumberValue()))
+		}
+	}
 }
 
 // reader reads the archive from the messages of an Import stream.

@@ -118,15 +118,27 @@ func TestMirror(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.start()
-	if _, err := n.PullImage(context.Background(), &runtimeapi.PullImageRequest{Image: spec("box")}); err != nil {
-		t.Fatal(err)
+	pull := func(ref string) (id string) {
+		var reports, done, total int64
+		id, err := n.Pull(context.Background(), ref, func(d, t int64) { reports, done, total = reports+1, d, t })
+		if err != nil {
+			t.Fatalf("pulling %s: %v", ref, err)
+		}
+		if reports == 0 || done == 0 || done != total {
+			t.Errorf("pulling %s: the last of %d reports is %d of %d bytes", ref, reports, done, total)
+		}
+		return id
 	}
+	pull("box")
 	st, err := n.ImageStatus(context.Background(), &runtimeapi.ImageStatusRequest{Image: spec("docker.io/library/box:latest")})
 	if err != nil || st.Image == nil || st.Image.RepoTags[0] != "docker.io/library/box:latest" {
 		t.Errorf("the image is %v, %v", st, err)
 	}
-	if _, err := n.PullImage(context.Background(), &runtimeapi.PullImageRequest{Image: spec("docker.io/apps/app:v1")}); err != nil {
-		t.Errorf("pulling with a rewritten repository: %v", err)
+	// The store contains the layers, which count as downloaded.
+	for _, ref := range []string{"docker.io/apps/app:v1", host + "/mirrored/team/app:v1"} {
+		if id := pull(ref); id != st.Image.GetId() {
+			t.Errorf("pulling %s: %s, want %s", ref, id, st.Image.GetId())
+		}
 	}
 }
 

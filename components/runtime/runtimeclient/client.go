@@ -10,8 +10,10 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/importpb"
@@ -47,6 +49,17 @@ func (c *Client) Close() error { return c.conn.Close() }
 // runtimes return an error.
 func (c *Client) Import(ctx context.Context, archive io.Reader) ([]string, error) {
 	return importpb.Import(ctx, c.conn, archive)
+}
+
+// Pull pulls an image and returns its ID. report receives how many bytes of the total have been downloaded; other
+// runtimes than the built-in one report nothing.
+func (c *Client) Pull(ctx context.Context, ref string, report func(done, total int64)) (id string, err error) {
+	id, err = importpb.Pull(ctx, c.conn, ref, report)
+	if status.Code(err) != codes.Unimplemented {
+		return id, err
+	}
+	pulled, err := c.PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
+	return pulled.GetImageRef(), err
 }
 
 // ImportFile is Import with an archive file.
