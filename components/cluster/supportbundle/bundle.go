@@ -49,6 +49,20 @@ type collector struct {
 type file struct {
 	name string
 	data []byte
+	// limit is how many bytes of the end of data are written.
+	limit int
+	// beginningMissing means that data is the end of a longer file, of which it contains overlap bytes more than limit.
+	beginningMissing bool
+}
+
+// content returns what is written to the archive: the end of the file without credentials. They are removed before the
+// rest is cut, because a part of one would not be recognized.
+func (f file) content(redact *redactor) []byte {
+	data := redact.file(f.name, f.data)
+	if f.beginningMissing {
+		data = data[min(overlap, len(data)):]
+	}
+	return tail(data, f.limit, f.beginningMissing)
 }
 
 // collection contains the files of one collector. It is safe for concurrent use.
@@ -66,9 +80,14 @@ type collection struct {
 // add adds a file to the archive, or its end if it is larger than maxFileSize. Empty files are ignored. Files after the
 // first maxFiles are omitted and recorded as one error.
 func (c *collection) add(name string, data []byte) {
+	c.addFileData(file{name: name, data: data, limit: maxFileSize})
+}
+
+// addFileData is add for a file with another limit.
+func (c *collection) addFileData(f file) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed || len(data) == 0 {
+	if c.closed || len(f.data) == 0 {
 		return
 	}
 	if len(c.files) >= maxFiles {
@@ -78,7 +97,7 @@ func (c *collection) add(name string, data []byte) {
 		}
 		return
 	}
-	c.files = append(c.files, file{name, tail(data, maxFileSize)})
+	c.files = append(c.files, f)
 }
 
 // fail records an error without stopping the collector.
@@ -99,12 +118,13 @@ func (c *collection) close() ([]file, []error) {
 }
 
 // tail returns the last limit bytes of data, from the beginning of a line, after a line that states that the beginning
-// is omitted. It returns data if that is not longer than limit.
-func tail(data []byte, limit int) []byte {
-	if len(data) <= limit {
+// is omitted. It returns data if that is not longer than limit, unless beginningMissing is true: then data begins within
+// a line.
+func tail(data []byte, limit int, beginningMissing bool) []byte {
+	if len(data) <= limit && !beginningMissing {
 		return data
 	}
-	data = data[len(data)-limit:]
+	data = data[max(0, len(data)-limit):]
 	if at := bytes.IndexByte(data, '\n'); at >= 0 {
 		data = data[at+1:]
 	}
@@ -166,7 +186,7 @@ func writeArchive(ctx context.Context, cfg Config, list []collector, w io.Writer
 	for i, one := range list {
 		files, errs := collections[i].close()
 		for _, f := range files {
-			if err := write(f.name, redact.file(f.name, f.data)); err != nil {
+			if err := write(f.name, f.content(redact)); err != nil {
 				return nil, err
 			}
 		}

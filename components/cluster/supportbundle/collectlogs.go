@@ -19,37 +19,43 @@ import (
 // maxPodLogSize is the part of the log of a container that is collected, in bytes.
 const maxPodLogSize = 512 << 10
 
-// readTail returns the last limit bytes of a file, or nil if it is not a regular file.
-func readTail(name string, limit int64) ([]byte, error) {
+// overlap is how many bytes before the collected end of a file are read as well, so that a credential is recognized
+// that begins before the end. It is longer than any private key.
+const overlap = 256 << 10
+
+// readTail returns the last limit bytes of a file, or nil if it is not a regular file. It reports whether the file is
+// longer.
+func readTail(name string, limit int64) (data []byte, longer bool, err error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, nil
+		return nil, false, nil
 	}
-	if info.Size() > limit {
+	if longer = info.Size() > limit; longer {
 		if _, err := f.Seek(-limit, io.SeekEnd); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
-	return io.ReadAll(io.LimitReader(f, limit))
+	data, err = io.ReadAll(io.LimitReader(f, limit))
+	return data, longer, err
 }
 
 // addFile adds a file of the machine to the archive, with its path below dir. A missing file is no error.
 func (c *collection) addFile(dir, name string, limit int64) {
-	data, err := readTail(name, limit)
+	data, longer, err := readTail(name, limit+overlap)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 	case err != nil:
 		c.fail(err)
 	default:
-		c.add(filepath.Join(dir, name), data)
+		c.addFileData(file{name: filepath.Join(dir, name), data: data, limit: int(limit), beginningMissing: longer})
 	}
 }
 
