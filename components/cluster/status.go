@@ -83,17 +83,21 @@ func newStatus() *cobra.Command {
 // startCommand returns the command with which the user starts the node of this machine: that of the service if there is
 // one, otherwise the command that has set up the machine.
 func startCommand(l layout.Node) string {
+	root := ""
+	if l.Data != layout.Default().Data {
+		root = " --root=" + strings.TrimSuffix(l.Data, layout.Default().Data)
+	}
 	switch {
 	case service.Cluster.Exists(l):
 		return service.Cluster.StartCommand()
 	case service.Node.Exists(l):
 		return service.Node.StartCommand()
 	case !clusterconfig.HasJoined(l):
-		return "hyperkube up"
+		return "hyperkube up" + root
 	case layout.Exists(clusterconfig.File(l)):
-		return "hyperkube init"
+		return "hyperkube init" + root
 	default:
-		return "hyperkube join"
+		return "hyperkube join" + root
 	}
 }
 

@@ -126,6 +126,12 @@ func run(ctx context.Context, m *Machine, checks []check) *Report {
 		})
 	}
 	_ = group.Wait() // the functions return no error
+	for _, o := range outcomes {
+		o.reason = m.adapt(o.reason)
+		for i := range o.findings {
+			o.findings[i].Fix = m.adapt(o.findings[i].Fix)
+		}
+	}
 	return newReport(checks, outcomes)
 }
 

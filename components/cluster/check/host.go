@@ -90,7 +90,7 @@ func (m *Machine) ports() []int {
 	if m.Cluster.Joined && !m.Cluster.ControlPlane {
 		return ports
 	}
-	return append([]int{layout.PortAPIServer, layout.PortEtcdClient, layout.PortEtcdPeer}, ports...)
+	return append([]int{m.apiPort(), layout.PortEtcdClient, layout.PortEtcdPeer}, ports...)
 }
 
 // errNoModule is the error of canLoadOverlay.
