@@ -21,14 +21,20 @@ import (
 // eventually waits until kubectl prints a text.
 func eventually(t *testing.T, want string, args ...string) {
 	t.Helper()
+	eventuallyPrints(t, want, append([]string{"kubectl"}, args...)...)
+}
+
+// eventuallyPrints waits until a command of the program prints a text.
+func eventuallyPrints(t *testing.T, want string, args ...string) {
+	t.Helper()
 	deadline := time.Now().Add(40 * time.Second)
 	for {
-		out, err := exec.CommandContext(t.Context(), binary, append([]string{"kubectl"}, args...)...).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), binary, args...).CombinedOutput()
 		if strings.Contains(string(out), want) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("kubectl %s printed %q (%v), expected %q", strings.Join(args, " "), out, err, want)
+			t.Fatalf("hyperkube %s printed %q (%v), expected %q", strings.Join(args, " "), out, err, want)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
@@ -378,6 +384,7 @@ func TestAccessibility(t *testing.T) {
 			{"create", "/create", "Apply"},
 			{"access", "/access", "You are"},
 			{"health", "/health", "The API server is ready"},
+			{"log-search", "/logs", "Log collection is off"},
 			{"types", "/types", "Lease"},
 		} {
 			t.Run(mode.name+"/"+p.name, func(t *testing.T) {

@@ -5,7 +5,8 @@ import { plural } from "./format";
 import { useWatch } from "./stream";
 import { Loading, notify, Problem } from "./ui";
 
-interface Line {
+/** Line is a record of a log. source is the pod and the container. */
+export interface Line {
   time: string;
   source: string;
   text: string;
@@ -53,15 +54,8 @@ export function Logs({ namespace, pod, labels }: { namespace: string; pod?: any;
     return lines.filter((l) => l.text.toLowerCase().includes(w));
   }, [version, word]);
 
-  const download = () => {
-    const text = shown.map((l) => `${l.time} ${several ? l.source + " " : ""}${l.text}\n`).join("");
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
-    link.download = (pod?.metadata.name ?? namespace) + ".log";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-    notify(`Downloaded ${plural(shown.length, "line")}`);
-  };
+  const download = () => downloadLines(shown, several, pod?.metadata.name ?? namespace);
+  const stored = "/logs" + query({ ns: namespace, l: labels, pod: pod?.metadata.name });
 
   if (!pod && watched.error) return <Problem error={watched.error} />;
   if (!pod && !watched.synced) return <Loading />;
@@ -82,6 +76,7 @@ export function Logs({ namespace, pod, labels }: { namespace: string; pod?: any;
         <label class="check"><input type="checkbox" checked={wrap} onChange={(e) => setWrap(e.currentTarget.checked)} /> Wrap</label>
         <span class="grow" />
         <span class="muted">{word ? `${shown.length} of ${plural(lines.length, "line")}` : plural(lines.length, "line")}</span>
+        <a class="button" href={stored}>Search stored logs</a>
         <button onClick={download} disabled={shown.length === 0}>Download</button>
       </div>
       {sources.length > maxStreams && <p class="notice warn">The logs of {maxStreams} of {sources.length} containers are shown. Select a container.</p>}
@@ -89,6 +84,17 @@ export function Logs({ namespace, pod, labels }: { namespace: string; pod?: any;
       <LogView lines={shown} follow={follow} onScrollUp={() => setFollow(false)} times={times} several={several} wrap={wrap} word={word} />
     </div>
   );
+}
+
+/** downloadLines saves lines as a file. */
+export function downloadLines(lines: Line[], sources: boolean, name: string): void {
+  const text = lines.map((l) => `${l.time} ${sources ? l.source + " " : ""}${l.text}\n`).join("");
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  link.download = name + ".log";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  notify(`Downloaded ${plural(lines.length, "line")}`);
 }
 
 /** useLines follows the logs of containers. key is a list of POD/CONTAINER. */
@@ -143,7 +149,7 @@ async function followLog(namespace: string, source: string, previous: boolean, c
     rest = parts.pop()!;
     for (const part of parts) {
       const space = part.indexOf(" ");
-      add({ time: part.slice(0, space), source, text: part.slice(space + 1).replace(escapes, "") });
+      add({ time: part.slice(0, space), source, text: plain(part.slice(space + 1)) });
     }
   }
 }
@@ -151,9 +157,14 @@ async function followLog(namespace: string, source: string, previous: boolean, c
 /** escapes are the terminal sequences for colours. */
 const escapes = /\x1b\[[0-9;]*[A-Za-z]/g;
 
+/** plain returns a text without terminal sequences. */
+export function plain(text: string): string {
+  return text.replace(escapes, "");
+}
+
 const lineHeight = 18;
 
-function LogView(p: { lines: Line[]; follow: boolean; onScrollUp: () => void; times: boolean; several: boolean; wrap: boolean; word: string }) {
+export function LogView(p: { lines: Line[]; follow: boolean; onScrollUp: () => void; times: boolean; several: boolean; wrap: boolean; word: string }) {
   const box = useRef<HTMLDivElement>(null);
   const [view, setView] = useState({ top: 0, height: 600 });
   const bottom = useRef(true);

@@ -8,7 +8,8 @@ import { ListPage } from "./list";
 import { ObjectPage } from "./object";
 import { Overview } from "./overview";
 import { HealthPage } from "./health";
-import { interceptLinks, navigate, useRoute } from "./router";
+import { LogSearchPage } from "./logsearch";
+import { interceptLinks, navigate, setQuery, useRoute } from "./router";
 import "./sheet";
 import { stream, useWatch } from "./stream";
 import { title } from "./names";
@@ -128,6 +129,7 @@ function Shell({ session }: { session?: Session }) {
   }, [path, session]);
   const setNamespace = (ns: string) => {
     sessionStorage.setItem("namespace", ns);
+    if (route.parts[0] === "logs") return setQuery({ ns });
     const onObject = route.parts[0] === "r" && route.parts.length > 4;
     navigate(onObject ? "/" + route.parts.slice(0, 4).join("/") : location.pathname + (ns ? "?ns=" + ns : ""));
     dispatchEvent(new PopStateEvent("popstate"));
@@ -159,6 +161,7 @@ function Shell({ session }: { session?: Session }) {
         ))}
         <section>
           <h2>More</h2>
+          <NavLink href="/logs" path={path === "logs"}>Log search</NavLink>
           <NavLink href="/health" path={path === "health"}>Control plane health</NavLink>
           <NavLink href="/access" path={path === "access"}>Access review</NavLink>
           <NavLink href="/types" path={path === "types"}>All types</NavLink>
@@ -182,6 +185,7 @@ function Content({ route, all, namespace }: { route: ReturnType<typeof useRoute>
   if (!kind) return <Overview namespace={namespace} all={all} />;
   if (kind === "create") return <CreatePage namespace={namespace} onCreated={forgetResources} />;
   if (kind === "health") return <HealthPage />;
+  if (kind === "logs") return <LogSearchPage route={route} namespace={namespace} />;
   if (kind === "access") return <AccessPage namespace={namespace} />;
   if (!all) return <Loading rows={12} />;
   if (kind === "types") return <Types all={all} />;
@@ -271,7 +275,7 @@ function Palette({ all, onClose }: { all: Resource[]; onClose: () => void }) {
   const [word, setWord] = useState("");
   const [active, setActive] = useState(0);
   const entries = useMemo(() => {
-    const pages = [["Overview", "/"], ["Create from file", "/create"], ["Control plane health", "/health"], ["Access review", "/access"], ["All types", "/types"]].map(([label, href]) => ({ label, href, detail: "page", words: label }));
+    const pages = [["Overview", "/"], ["Create from file", "/create"], ["Log search", "/logs"], ["Control plane health", "/health"], ["Access review", "/access"], ["All types", "/types"]].map(([label, href]) => ({ label, href, detail: "page", words: label }));
     const types = all.map((r) => ({ label: r.kind, href: pagePath(r), detail: r.group || "core", words: [r.kind, r.plural, ...r.shortNames].join(" ") }));
     const w = word.toLowerCase();
     const exact = (t: { words: string }) => (t.words.toLowerCase().split(" ").includes(w) ? 0 : t.words.toLowerCase().startsWith(w) ? 1 : 2);
