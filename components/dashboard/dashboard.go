@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"hyperkube/components/dashboard/bundle"
+	"hyperkube/components/dashboard/forward"
 	"hyperkube/components/dashboard/stream"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/serving/tlsdefaults"
@@ -54,9 +55,10 @@ type Config struct {
 type Server struct {
 	cfg      Config
 	sessions *sessions
-	once     onceToken // unless cfg.Login is set
-	user     *upstream // the user of cfg.REST, nil if cfg.Login is set
-	cookie   string    // name of the cookie
+	once     onceToken         // unless cfg.Login is set
+	user     *upstream         // the user of cfg.REST, nil if cfg.Login is set
+	forwards *forward.Forwards // of user, nil if cfg.Login is set
+	cookie   string            // name of the cookie
 	handler  http.Handler
 	upgrader websocket.Upgrader
 }
@@ -77,7 +79,7 @@ func New(cfg Config) (*Server, error) {
 	// The guard has compared the origin with the host.
 	s.upgrader.Subprotocols = []string{stream.Protocol}
 	s.upgrader.CheckOrigin = func(*http.Request) bool { return true }
-	g := &guard{next: s.routes()}
+	g := &guard{}
 	if cfg.Login {
 		s.sessions.lifetime = sessionLifetime
 	} else {
@@ -86,7 +88,11 @@ func New(cfg Config) (*Server, error) {
 		if s.user, err = newUpstream(cfg.REST, cfg.Log); err != nil {
 			return nil, err
 		}
+		if s.forwards, err = forward.New(s.user.rest); err != nil {
+			return nil, err
+		}
 	}
+	g.next = s.routes()
 	s.handler = g
 	return s, nil
 }
@@ -114,6 +120,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	if s.user != nil {
 		defer s.user.close()
+		defer s.forwards.Close()
 	}
 	listener := s.cfg.Listener
 	if s.cfg.Certificate != nil {
@@ -139,6 +146,9 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("POST /apply", s.authenticated(apply))
 	mux.HandleFunc("GET /yaml", s.authenticated(showYAML))
 	mux.HandleFunc("GET /explanation", s.authenticated(explain))
+	if s.forwards != nil {
+		s.forwardRoutes(mux)
+	}
 	proxy := s.authenticated(func(w http.ResponseWriter, r *http.Request, one *session) { one.upstream.ServeHTTP(w, r) })
 	for _, prefix := range []string{"/api", "/apis", "/openapi", "/version", "/livez", "/readyz", "/metrics"} {
 		mux.HandleFunc(prefix, proxy)
@@ -247,7 +257,7 @@ func (s *Server) bearer(ctx context.Context, token string) (*upstream, error) {
 
 // showSession responds with what the page shows about the session.
 func (s *Server) showSession(w http.ResponseWriter, _ *http.Request, one *session) {
-	respond(w, map[string]any{"context": s.cfg.Context, "server": one.upstream.url.String(), "login": s.cfg.Login})
+	respond(w, map[string]any{"context": s.cfg.Context, "server": one.upstream.url.String(), "login": s.cfg.Login, "forwarding": s.forwards != nil})
 }
 
 func (s *Server) logout(w http.ResponseWriter, _ *http.Request, one *session) {

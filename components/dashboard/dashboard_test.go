@@ -225,6 +225,8 @@ func TestRequests(t *testing.T) {
 		{"page without a session", "GET", "/", func(r *http.Request) { r.Header.Del("Cookie") }, 200},
 		{"link of another site to the page", "GET", "/", set("Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"), 200},
 		{"frame of another site", "GET", "/", set("Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"), 403},
+		{"port forward of another site", "POST", "/portforwards", set("Origin", "http://attacker.example"), 403},
+		{"port forwards without a session", "GET", "/portforwards", func(r *http.Request) { r.Header.Del("Cookie") }, 401},
 		{"missing asset", "GET", "/assets/none.js", nil, 404},
 		{"API", "GET", "/api/v1/nodes", nil, 200},
 		{"API of the page", "POST", "/api/v1/nodes", set("Origin", "http://"+p.address, "Sec-Fetch-Site", "same-origin"), 200},

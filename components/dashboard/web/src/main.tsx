@@ -4,6 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get, loggedIn, login, logout, whenLoggedOut } from "./api";
 import { CreatePage } from "./create";
 import { forgetResources, ofKind, pagePath, resources, type Resource } from "./discovery";
+import { ForwardsPage } from "./forwards";
 import { ListPage } from "./list";
 import { ObjectPage } from "./object";
 import { Overview } from "./overview";
@@ -20,6 +21,8 @@ interface Session {
   context: string;
   server: string;
   login: boolean;
+  /** forwarding reports whether the server forwards ports of the user's machine. */
+  forwarding: boolean;
 }
 
 type Theme = "" | "light" | "dark";
@@ -162,13 +165,14 @@ function Shell({ session }: { session?: Session }) {
         <section>
           <h2>More</h2>
           <NavLink href="/logs" path={path === "logs"}>Log search</NavLink>
+          {session?.forwarding && <NavLink href="/forwards" path={path === "forwards"}>Port forwards</NavLink>}
           <NavLink href="/health" path={path === "health"}>Control plane health</NavLink>
           <NavLink href="/access" path={path === "access"}>Access review</NavLink>
           <NavLink href="/types" path={path === "types"}>All types</NavLink>
         </section>
       </nav>
       <main id="main" ref={main} tabIndex={-1}>
-        {error ? <Problem error={error} onRetry={() => { setError(undefined); loadTypes(); }} /> : <Content route={route} all={all} namespace={namespace} />}
+        {error ? <Problem error={error} onRetry={() => { setError(undefined); loadTypes(); }} /> : <Content route={route} all={all} namespace={namespace} forwarding={session?.forwarding ?? false} />}
       </main>
       {palette && <Palette all={all ?? []} onClose={() => setPalette(false)} />}
       <Toasts />
@@ -180,19 +184,27 @@ function NavLink({ href, path, children }: { href: string; path: boolean; childr
   return <a href={href} aria-current={path ? "page" : undefined}>{children}</a>;
 }
 
-function Content({ route, all, namespace }: { route: ReturnType<typeof useRoute>; all?: Resource[]; namespace: string }) {
+interface ContentProps {
+  route: ReturnType<typeof useRoute>;
+  all?: Resource[];
+  namespace: string;
+  forwarding: boolean;
+}
+
+function Content({ route, all, namespace, forwarding }: ContentProps) {
   const [kind, group, version, plural, ns, name] = route.parts;
   if (!kind) return <Overview namespace={namespace} all={all} />;
   if (kind === "create") return <CreatePage namespace={namespace} onCreated={forgetResources} />;
   if (kind === "health") return <HealthPage />;
   if (kind === "logs") return <LogSearchPage route={route} namespace={namespace} />;
+  if (kind === "forwards" && forwarding) return <ForwardsPage />;
   if (kind === "access") return <AccessPage namespace={namespace} />;
   if (!all) return <Loading rows={12} />;
   if (kind === "types") return <Types all={all} />;
   const r = kind === "r" && all.find((one) => one.group === (group === "core" ? "" : group) && one.plural === plural);
   if (!r) return <Problem error={{ code: 404, message: `The cluster does not serve ${plural ?? location.pathname}.` }} />;
   const resource = { ...r, version: version ?? r.version };
-  if (name) return <ObjectPage key={location.pathname} resource={resource} all={all} namespace={ns === "-" ? "" : ns} name={name} route={route} />;
+  if (name) return <ObjectPage key={location.pathname} resource={resource} all={all} namespace={ns === "-" ? "" : ns} name={name} route={route} forwarding={forwarding} />;
   return <ListPage key={r.group + r.plural} resource={resource} route={route} namespace={r.namespaced ? namespace : ""} />;
 }
 

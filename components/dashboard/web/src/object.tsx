@@ -6,6 +6,7 @@ import { get } from "./api";
 import { collectionPath, objectPath, ofKind, pageOf, type Resource } from "./discovery";
 import { explained, Explanation } from "./explanation";
 import { plural } from "./format";
+import { Forwarding } from "./forwards";
 import { Lazy } from "./lazy";
 import { rowKey, sortRows, tableColumns, type Row, useTable } from "./list";
 import { Logs } from "./logs";
@@ -21,6 +22,8 @@ interface Props {
   namespace: string;
   name: string;
   route: Route;
+  /** forwarding reports whether the server forwards ports. */
+  forwarding: boolean;
 }
 
 /** useObject watches one object, or loads it once if its type cannot be watched. */
@@ -35,7 +38,7 @@ function useObject(resource: Resource, namespace: string, name: string) {
   return { object: watched.list[0], error: watched.error, gone: watched.synced && watched.list.length === 0 };
 }
 
-export function ObjectPage({ resource, all, namespace, name, route }: Props) {
+export function ObjectPage({ resource, all, namespace, name, route, forwarding }: Props) {
   const { object, error, gone } = useObject(resource, namespace, name);
   const [last, setLast] = useState<any>();
   useEffect(() => object && setLast(object), [object]);
@@ -65,7 +68,7 @@ export function ObjectPage({ resource, all, namespace, name, route }: Props) {
         <>
           <Tabs tabs={tabs} active={tab} onSelect={(id) => setQuery({ tab: id === "summary" ? "" : id, attach: "" })} />
           <div id="panel" role="tabpanel" aria-labelledby={"tab-" + tab} class="panel" tabIndex={0}>
-            {tab === "summary" && <Summary resource={resource} all={all} object={shown} />}
+            {tab === "summary" && <Summary resource={resource} all={all} object={shown} forwarding={forwarding && !gone} />}
             {tab === "yaml" && <Lazy load={() => import("./yaml")} render={(m) => <m.YamlTab path={path} version={shown.metadata.resourceVersion} />} />}
             {tab === "events" && <Events all={all} object={shown} kind={resource.kind} />}
             {tab === "logs" && <Logs namespace={namespace} pod={isPod ? shown : undefined} labels={selector} />}
@@ -96,7 +99,7 @@ function labelText(labels: Record<string, string>): string {
   return Object.entries(labels).map(([k, v]) => `${k}=${v}`).join(",");
 }
 
-function Summary({ resource, all, object }: { resource: Resource; all: Resource[]; object: any }) {
+function Summary({ resource, all, object, forwarding }: { resource: Resource; all: Resource[]; object: any; forwarding: boolean }) {
   const m = object.metadata;
   const owners: any[] = m.ownerReferences ?? [];
   const selector = podSelector(resource, object);
@@ -126,6 +129,7 @@ function Summary({ resource, all, object }: { resource: Resource; all: Resource[
       </dl>
       {isPod && <Containers pod={object} />}
       {(isPod || isNode) && <Metrics all={all} kind={isPod ? "pods" : "nodes"} namespace={m.namespace} name={m.name} />}
+      {forwarding && (isPod || (resource.group === "" && resource.kind === "Service" && selector)) && <Forwarding kind={isPod ? "Pod" : "Service"} object={object} />}
       {isPod && <Timeline pod={object} />}
       {object.status?.conditions && <Conditions list={object.status.conditions} />}
       {isNode && podResource && <Related title="Pods" resource={podResource} fields={"spec.nodeName=" + m.name} namespace="" />}

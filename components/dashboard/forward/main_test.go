@@ -1,0 +1,9 @@
+package forward
+
+import (
+	"testing"
+
+	"hyperkube/internal/testing/leakcheck"
+)
+
+func TestMain(m *testing.M) { leakcheck.Main(m) }
