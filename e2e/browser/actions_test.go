@@ -385,6 +385,7 @@ func TestAccessibility(t *testing.T) {
 			{"access", "/access", "You are"},
 			{"health", "/health", "The API server is ready"},
 			{"log-search", "/logs", "Log collection is off"},
+			{"forwards", "/forwards", "No port is forwarded"},
 			{"types", "/types", "Lease"},
 		} {
 			t.Run(mode.name+"/"+p.name, func(t *testing.T) {

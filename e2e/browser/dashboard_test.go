@@ -139,6 +139,7 @@ func TestPages(t *testing.T) {
 		{"access", "/access", "You are"},
 		{"health", "/health", "The API server is ready"},
 		{"log-search", "/logs", "Log collection is off"},
+		{"forwards", "/forwards", "No port is forwarded"},
 		{"types", "/types", "Lease"},
 		{"missing", "/r/core/v1/pods/default/none", "does not exist"},
 		{"unknown", "/r/none/v1/none", "does not serve"},

@@ -3,6 +3,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Actions } from "./actions";
 import { get } from "./api";
+import { WorkloadChain } from "./chain";
 import { collectionPath, objectPath, ofKind, pageOf, type Resource } from "./discovery";
 import { explained, Explanation } from "./explanation";
 import { plural } from "./format";
@@ -133,6 +134,7 @@ function Summary({ resource, all, object, forwarding }: { resource: Resource; al
       {isPod && <Timeline pod={object} />}
       {object.status?.conditions && <Conditions list={object.status.conditions} />}
       {isNode && podResource && <Related title="Pods" resource={podResource} fields={"spec.nodeName=" + m.name} namespace="" />}
+      {resource.group === "apps" && resource.kind !== "ControllerRevision" && selector && <WorkloadChain resource={resource} object={object} labels={selector} />}
       {resource.kind === "Deployment" && setResource && selector && <Related title="Replica sets" resource={setResource} labels={selector} namespace={m.namespace} />}
       {resource.kind === "Service" && sliceResource && <Related title="Endpoint slices" resource={sliceResource} labels={"kubernetes.io/service-name=" + m.name} namespace={m.namespace} />}
       {selector && podResource && <Related title="Pods" resource={podResource} labels={selector} namespace={m.namespace} />}

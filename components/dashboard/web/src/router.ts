@@ -50,9 +50,13 @@ export function useRoute(): Route {
 export function interceptLinks(): void {
   document.addEventListener("click", (e) => {
     const link = (e.target as Element).closest?.("a");
-    if (!link || link.origin !== location.origin || link.target || link.hasAttribute("download")) return;
-    if (e.button !== 0 || e.ctrlKey || e.metaKey || e.shiftKey || e.altKey || link.getAttribute("href")!.startsWith("#")) return;
+    const href = link?.getAttribute("href");
+    // Links in diagrams are SVG elements, which have no property for the parts of the address.
+    if (!link || !href || link.getAttribute("target") || link.hasAttribute("download")) return;
+    const to = new URL(href, location.href);
+    if (to.origin !== location.origin) return;
+    if (e.button !== 0 || e.ctrlKey || e.metaKey || e.shiftKey || e.altKey || href.startsWith("#")) return;
     e.preventDefault();
-    navigate(link.pathname + link.search);
+    navigate(to.pathname + to.search);
   });
 }
