@@ -9,9 +9,13 @@ import (
 	"hyperkube/components/cluster/service"
 	"hyperkube/components/cluster/service/servicetest"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/testing/testisolate"
 )
 
-func TestMain(m *testing.M) { servicetest.Main(m) }
+func TestMain(m *testing.M) {
+	servicetest.RunFake()
+	testisolate.Main(m, testisolate.Mounts)
+}
 
 // TestWithoutUnit checks that nothing changes for clusters with other paths than the default ones, which have no unit on any
 // machine.

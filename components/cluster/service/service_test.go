@@ -10,9 +10,13 @@ import (
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/service/servicetest"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/testing/testisolate"
 )
 
-func TestMain(m *testing.M) { servicetest.Main(m) }
+func TestMain(m *testing.M) {
+	servicetest.RunFake()
+	testisolate.Main(m, testisolate.Mounts)
+}
 
 func TestQuote(t *testing.T) {
 	for path, want := range map[string]string{

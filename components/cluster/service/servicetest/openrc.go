@@ -9,8 +9,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"hyperkube/internal/testing/testisolate"
 )
 
 // OpenRC is a fake OpenRC for tests: programs rc-service and rc-update that record their calls, and empty directories in
@@ -23,9 +21,9 @@ type OpenRC struct {
 // that it starts.
 const notifyFile = "notify"
 
-// Main runs the tests of m in an own mount namespace, and exits. Call it from TestMain of a package that uses NewOpenRC. If
-// this process is a fake program of OpenRC, it runs that instead.
-func Main(m *testing.M) {
+// RunFake runs a fake program of OpenRC and exits, if this process is one. Otherwise it returns. Call it first in TestMain of a package
+// that uses NewOpenRC.
+func RunFake() {
 	switch name := filepath.Base(os.Args[0]); name {
 	case "rc-service", "rc-update":
 		if err := runFake(name, os.Args[1:]); err != nil {
@@ -34,11 +32,11 @@ func Main(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	testisolate.Main(m, testisolate.Mounts)
 }
 
 // NewOpenRC hides /run and /etc of this machine until the test ends, and puts fake programs of OpenRC first in PATH. The
-// machine does not run OpenRC before Boot. It skips the test without root or if it cannot mount. TestMain must call Main.
+// machine does not run OpenRC before Boot. It skips the test without root or if it cannot mount. TestMain must call RunFake
+// and testisolate.Main with testisolate.Mounts.
 // The test must not run in parallel.
 func NewOpenRC(t *testing.T) *OpenRC {
 	t.Helper()
