@@ -89,15 +89,15 @@ type Forwards struct {
 	rest *rest.Config
 	kube kubernetes.Interface
 
-	ctx     context.Context // is canceled by Close
-	cancel  context.CancelFunc
+	closed  chan struct{}  // closed by Close
 	wg      sync.WaitGroup // goroutines of forwards
 	changed broadcast.Broadcast
 
-	mu      sync.Mutex // guards the fields below
+	mu      sync.Mutex // guards the fields below, and the closing of closed
 	version int
 	nextID  int
 	byID    map[int]*running
+	active  map[*running]bool // those with a goroutine, also before they are in byID
 }
 
 // New returns Forwards with the credentials of cfg. The caller must call Close.
@@ -106,14 +106,16 @@ func New(cfg *rest.Config) (*Forwards, error) {
 	if err != nil {
 		return nil, fmt.Errorf("creating the API client: %w", err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	return &Forwards{rest: cfg, kube: kube, ctx: ctx, cancel: cancel, version: 1, nextID: 1, byID: map[int]*running{}}, nil
+	return &Forwards{rest: cfg, kube: kube, closed: make(chan struct{}), version: 1, nextID: 1, byID: map[int]*running{}, active: map[*running]bool{}}, nil
 }
 
-// Close stops all forwards and waits until they have stopped.
+// Close stops all forwards and waits until they have stopped. It must be called once.
 func (f *Forwards) Close() {
 	f.mu.Lock()
-	f.cancel()
+	close(f.closed)
+	for one := range f.active {
+		one.cancel()
+	}
 	f.mu.Unlock()
 	f.wg.Wait()
 }
@@ -130,7 +132,7 @@ func (f *Forwards) Wait(ctx context.Context, after int) State {
 		case <-next:
 		case <-ctx.Done():
 			return state
-		case <-f.ctx.Done():
+		case <-f.closed:
 			return state
 		}
 	}
@@ -188,7 +190,7 @@ func (f *Forwards) Start(ctx context.Context, req Request) (Forward, error) {
 		return Forward{}, err
 	}
 	one := &running{Forward: Forward{Request: req, Pod: pod, PodPort: podPort}}
-	forwardCtx, cancel := context.WithCancel(f.ctx)
+	forwardCtx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the forward outlives the request
 	one.cancel = cancel
 	ready := make(chan struct{})
 	forwarder, err := f.forwarder(forwardCtx, one, ready)
@@ -197,7 +199,7 @@ func (f *Forwards) Start(ctx context.Context, req Request) (Forward, error) {
 		return Forward{}, err
 	}
 	failed := make(chan error, 1)
-	if err := f.goRun(forwarder, failed); err != nil {
+	if err := f.goRun(one, forwarder, failed); err != nil {
 		cancel()
 		return Forward{}, err
 	}
@@ -223,16 +225,25 @@ func (f *Forwards) Start(ctx context.Context, req Request) (Forward, error) {
 }
 
 // goRun runs a forward until its context is canceled or the connection to the pod is lost, and then sends the error.
-func (f *Forwards) goRun(forwarder *portforward.PortForwarder, failed chan<- error) error {
+func (f *Forwards) goRun(one *running, forwarder *portforward.PortForwarder, failed chan<- error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.ctx.Err() != nil {
+	select {
+	case <-f.closed:
 		return errors.New("the dashboard is stopping")
+	default:
 	}
 	if len(f.byID) >= maxForwards {
 		return fmt.Errorf("%d ports are forwarded; stop one of them", len(f.byID))
 	}
-	f.wg.Go(func() { failed <- forwarder.ForwardPorts() })
+	f.active[one] = true
+	f.wg.Go(func() {
+		err := forwarder.ForwardPorts()
+		f.mu.Lock()
+		delete(f.active, one)
+		f.mu.Unlock()
+		failed <- err
+	})
 	return nil
 }
 
