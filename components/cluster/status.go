@@ -83,9 +83,9 @@ func newStatus() *cobra.Command {
 // startCommand returns the command with which the user starts the node of this machine: that of the service if there is
 // one, otherwise the command that has set up the machine.
 func startCommand(l layout.Node) string {
-	root := ""
-	if l.Data != layout.Default().Data {
-		root = " --root=" + strings.TrimSuffix(l.Data, layout.Default().Data)
+	root := l.Root()
+	if root != "" {
+		root = " --root=" + root
 	}
 	switch {
 	case service.Cluster.Exists(l):

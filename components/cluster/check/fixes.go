@@ -16,7 +16,7 @@ var ownCommand = regexp.MustCompile("`hyperkube ([a-z]+)([^`]*)`")
 // default paths. With other paths, the commands get --root or the kubeconfig. After init and join, kubectl and etcdctl get
 // the files of this control plane node. On other nodes, the operator must run kubectl on a control plane node.
 func (m *Machine) adapt(fix string) string {
-	root := m.root()
+	root := m.Layout.Root()
 	return ownCommand.ReplaceAllStringFunc(fix, func(command string) string {
 		parts := ownCommand.FindStringSubmatch(command)
 		name, rest := parts[1], parts[2]
@@ -38,14 +38,6 @@ func (m *Machine) adapt(fix string) string {
 		}
 		return "`hyperkube " + name + rest + " --root=" + root + "`"
 	})
-}
-
-// root returns the value of --root for the commands; "" with the default paths.
-func (m *Machine) root() string {
-	if m.Layout.Data == layout.Default().Data {
-		return ""
-	}
-	return strings.TrimSuffix(m.Layout.Data, layout.Default().Data)
 }
 
 var (

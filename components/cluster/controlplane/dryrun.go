@@ -57,15 +57,11 @@ func (r *dryRunner) dirs(l layout.Node) []string {
 	return []string{l.Etc, filepath.Join(l.Data, "kubeconfig-keys"), filepath.Join(l.Kubelet, "pki"), l.Data}
 }
 
-// realRoot returns the directory of the flag --root, below which the machine's files are. It is empty for the default
-// paths.
-func (r *dryRunner) realRoot() string { return strings.TrimSuffix(r.real.Data, layout.Default().Data) }
-
 // copy copies the regular files of a directory, if it exists, to the directory of the dry run. In the copies, it
 // replaces the path of the kubelet's directory by that of the dry run. Of the data directory it copies only the files
 // at the top level, because the rest is large and is not written by these commands.
 func (r *dryRunner) copy(dir string) error {
-	to := filepath.Join(r.root, strings.TrimPrefix(dir, r.realRoot()))
+	to := filepath.Join(r.root, strings.TrimPrefix(dir, r.real.Root()))
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
@@ -121,8 +117,8 @@ func (r *dryRunner) print() error {
 		if err != nil {
 			return fmt.Errorf("reading files of the dry run: %w", err)
 		}
-		data = bytes.ReplaceAll(data, []byte(r.root), []byte(r.realRoot()))
-		name := r.realRoot() + strings.TrimPrefix(path, r.root)
+		data = bytes.ReplaceAll(data, []byte(r.root), []byte(r.real.Root()))
+		name := r.real.Root() + strings.TrimPrefix(path, r.root)
 		if current, err := os.ReadFile(name); err == nil && bytes.Equal(current, data) {
 			continue
 		}
@@ -157,7 +153,7 @@ func (r *dryRunner) printObjects(objects []*unstructured.Unstructured) error {
 			return fmt.Errorf("encoding %s %s: %w", obj.GetKind(), name, err)
 		}
 		fmt.Fprintf(r.out, "[dryrun] Would apply %s %s:\n", obj.GetKind(), name)
-		r.indent(bytes.ReplaceAll(text, []byte(r.root), []byte(r.realRoot())))
+		r.indent(bytes.ReplaceAll(text, []byte(r.root), []byte(r.real.Root())))
 	}
 	return nil
 }

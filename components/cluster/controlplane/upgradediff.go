@@ -54,7 +54,7 @@ func (r *dryRunner) diffManifests(around int) error {
 		if err != nil {
 			return fmt.Errorf("reading manifest: %w", err)
 		}
-		made = bytes.ReplaceAll(made, []byte(r.root), []byte(r.realRoot()))
+		made = bytes.ReplaceAll(made, []byte(r.root), []byte(r.real.Root()))
 		err = difflib.WriteUnifiedDiff(r.out, difflib.UnifiedDiff{
 			A: lines(old), B: lines(made), FromFile: path, ToFile: "new manifest", Context: around,
 		})

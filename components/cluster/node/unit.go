@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"hyperkube/components/cluster/progress"
@@ -53,7 +52,7 @@ func Start(ctx context.Context, l layout.Node, verbose bool, bound time.Duration
 	}
 	args := []string{"node"}
 	if l != layout.Default() {
-		args = append(args, "--root="+strings.TrimSuffix(l.Data, layout.Default().Data))
+		args = append(args, "--root="+l.Root())
 	}
 	if verbose {
 		args = append(args, "--verbose")

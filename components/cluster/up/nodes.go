@@ -305,8 +305,8 @@ func (f *nodeManager) start(ctx context.Context, machine *localnodes.Network, i 
 			return fmt.Errorf("node %q: %w", name, err)
 		}
 		args := []string{"node", "--further=" + strconv.Itoa(i)}
-		if f.layout.Data != layout.Default().Data {
-			args = append(args, "--root="+strings.TrimSuffix(f.layout.Data, layout.Default().Data))
+		if root := f.layout.Root(); root != "" {
+			args = append(args, "--root="+root)
 		}
 		err := localnodes.InNodeNamespace(localnodes.Namespace(f.layout, i), name, func() error {
 			return progress.StartBackground(ctx, args, l.Log(layout.MainProcess), func(progress.Step) {})

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // Node has the paths, link names and cgroups that one node uses on its machine. The zero value is not valid; use
@@ -71,6 +72,10 @@ func Under(root string) Node {
 // nodesDir is the directory, below the data directory of a cluster, with one directory for each additional node that
 // `up --nodes` runs on the same machine.
 const nodesDir = "nodes"
+
+// Root returns the directory of the flag --root, below which the paths of the node are. It is empty for the default
+// paths. Additional nodes have no such directory.
+func (n Node) Root() string { return strings.TrimSuffix(n.Data, Default().Data) }
 
 // Numbered returns the paths and names of the i-th additional node of the machine whose first node is n, starting
 // at 1. Its directories are below those of n.
