@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -24,6 +23,7 @@ import (
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/localnodes"
 	"hyperkube/components/cluster/podsunit"
+	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/kubelet"
 	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/components/network"
@@ -120,19 +120,15 @@ type Node struct {
 // read.
 func diskSize(path string) int64 {
 	var fs unix.Statfs_t
-	err := unix.Statfs(path, &fs)
-	for ; errors.Is(err, unix.ENOENT) && path != "/"; err = unix.Statfs(path, &fs) {
-		path = filepath.Dir(path)
-	}
-	if err != nil {
+	if err := unix.Statfs(preflight.NearestExisting(path), &fs); err != nil {
 		return 0
 	}
 	return int64(fs.Blocks) * fs.Bsize
 }
 
 // New creates the components of a node without starting them. It adds their informers to the factories of the clients,
-// which the caller starts. Without an evictionHard setting, pods are evicted
-// below 5 % of free disk, at most 2 GiB.
+// which the caller starts. Without an evictionHard setting, pods are evicted below 5 % of
+// free disk, at most 2 GiB.
 func New(cfg Config) (*Node, error) {
 	kc := kubeletconfig.Config{
 		NodeName:   cfg.Cluster.NodeName,

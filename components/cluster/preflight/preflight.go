@@ -148,7 +148,7 @@ func Problems(l layout.Node, ports []int, mode packetfilter.Mode, loadOverlay fu
 	}
 	if err := CheckDisk(l); err != nil {
 		add("DiskSpace", err)
-	} else if dir := nearestExisting(l.Data); !supportsOverlay(dir) {
+	} else if dir := NearestExisting(l.Data); !supportsOverlay(dir) {
 		if err := checkOverlay(dir); err != nil {
 			add("SystemVerification", err)
 		}
@@ -266,8 +266,8 @@ func listenerOf(port int) (name, pid string) {
 	return "", ""
 }
 
-// nearestExisting returns path, or its nearest parent directory that exists.
-func nearestExisting(path string) string {
+// NearestExisting returns path, or its nearest parent directory that exists.
+func NearestExisting(path string) string {
 	for path != "/" {
 		if _, err := os.Stat(path); err == nil {
 			break
@@ -346,7 +346,7 @@ func CheckDisk(l layout.Node) error {
 	if hasCluster(l) {
 		required = minFreeDiskRestart
 	}
-	path := nearestExisting(l.Data)
+	path := NearestExisting(l.Data)
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
 		return fmt.Errorf("getting the free disk space of %s: %w", path, err)
