@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
+
+	"hyperkube/internal/pod/podutil"
 )
 
 // resolve returns the name of the pod and its port that a request refers to. For a Service, it is a ready pod, as with
@@ -31,26 +33,13 @@ func resolve(ctx context.Context, kube kubernetes.Interface, req Request) (pod s
 		return "", 0, fmt.Errorf("reading the pods of the Service: %w", err)
 	}
 	for i := range pods.Items {
-		if !ready(&pods.Items[i]) {
+		if pods.Items[i].DeletionTimestamp != nil || !podutil.Ready(&pods.Items[i]) {
 			continue
 		}
 		port, err := targetPort(service, &pods.Items[i], req.Port)
 		return pods.Items[i].Name, port, err
 	}
 	return "", 0, errors.New("no pod of the Service is ready")
-}
-
-// ready reports whether a pod is ready and is not being deleted.
-func ready(pod *corev1.Pod) bool {
-	if pod.DeletionTimestamp != nil {
-		return false
-	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // targetPort returns the port of a pod for a TCP port of a Service.

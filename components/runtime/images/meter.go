@@ -12,7 +12,7 @@ type Report func(done, total int64)
 
 // meter counts the downloaded bytes of one attempt to pull an image. It is safe for concurrent use.
 type meter struct {
-	report Report // nil if the caller of the pull wants no reports
+	report Report
 	total  int64
 
 	mu   sync.Mutex // guards done, and serializes the calls of report
@@ -21,7 +21,7 @@ type meter struct {
 
 // add adds n downloaded bytes and reports them.
 func (m *meter) add(n int64) {
-	if m.report == nil || n <= 0 {
+	if n <= 0 {
 		return
 	}
 	m.mu.Lock()
@@ -32,9 +32,6 @@ func (m *meter) add(n int64) {
 
 // wrap returns open with a result that counts what is read from it.
 func (m *meter) wrap(open blob) blob {
-	if m.report == nil {
-		return open
-	}
 	return func(ctx context.Context) (io.ReadCloser, error) {
 		r, err := open(ctx)
 		if err != nil {
