@@ -41,8 +41,8 @@ func cacheKeyOf(query *dns.Msg) (cacheKey, bool) {
 	return q, true
 }
 
-// cacheEntry is a cached answer of an upstream name server. The message is immutable; the mutex of the cache guards the
-// other fields.
+// cacheEntry is a cached answer of an upstream name server. answer, storedAt and expiresAt do not change; the mutex of the
+// cache guards the other fields.
 type cacheEntry struct {
 	answer              *dns.Msg
 	storedAt, expiresAt time.Time

@@ -24,8 +24,8 @@ type budget struct {
 	selector labels.Selector
 }
 
-// newBudget parses the selector of a PodDisruptionBudget. It returns nil if the selector is invalid or empty, because
-// such a budget protects no pods.
+// newBudget parses the selector of a PodDisruptionBudget. It returns nil if the selector is invalid or empty:
+// preemption ignores such budgets, as upstream, although an empty selector selects all pods for evictions by the API.
 func newBudget(object *policyv1.PodDisruptionBudget) *budget {
 	selector, err := metav1.LabelSelectorAsSelector(object.Spec.Selector)
 	if err != nil || selector.Empty() {

@@ -28,7 +28,7 @@ const (
 // openRC is the service manager OpenRC. Its supervise-daemon runs the main process and restarts it. Services have no
 // ready state in OpenRC, so the process that starts one receives notifications on a socket, as systemd does.
 //
-// https://github.com/OpenRC/openrc/blob/master/service-script-guide.md
+// https://github.com/OpenRC/openrc/blob/HEAD/service-script-guide.md
 type openRC struct{}
 
 var _ manager = openRC{}

@@ -25,8 +25,8 @@ const maxDocumentSize = 8 << 20
 type blob func(ctx context.Context) (io.ReadCloser, error)
 
 // assemble unpacks the layers that the store does not contain, up to three at the same time, and records the image.
-// config is the image configuration. layers are in the order of the configuration. image contains the names and the
-// size; assemble sets the other fields. It returns an error if the image is for another platform or a digest is wrong.
+// config is the image configuration. layers are in the order of the configuration. image contains the names, the
+// size and whether it is pinned; assemble sets the other fields. It returns an error if the image is for another platform or a digest is wrong.
 func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, image Image) (*Image, error) {
 	done, err := s.unpackAndRecord(ctx, config, layers, image)
 	return done, s.diskFull(err)
