@@ -6,11 +6,15 @@ import (
 	"testing"
 
 	"hyperkube/components/proxy/rules"
+	"hyperkube/internal/testing/testnetns"
 )
 
 // TestRemoveUsedAddresses checks that load balancer addresses are removed where a program of the node listens, unless
 // the Service had them before.
 func TestRemoveUsedAddresses(t *testing.T) {
+	// In a separate network namespace no other program uses the ports that must be free. Subtests would leave it.
+	testnetns.Enter(t)
+	up(&bench{t: t}, "lo")
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -48,12 +52,10 @@ func TestRemoveUsedAddresses(t *testing.T) {
 		"address before the socket": {[]*rules.Port{port("tcp", used["tcp"], local)}, []*rules.Port{port("tcp", used["tcp"], local)}, 1},
 		"new address":               {[]*rules.Port{port("tcp", used["tcp"], elsewhere)}, []*rules.Port{port("tcp", used["tcp"], local)}, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			total := len(test.after[0].LoadBalancerIPs)
-			removed := removeUsedAddresses(test.before, test.after)
-			if left := len(test.after[0].LoadBalancerIPs); left != test.left || len(removed) != total-left {
-				t.Errorf("%d addresses remain, %v were removed, want %d", left, removed, test.left)
-			}
-		})
+		total := len(test.after[0].LoadBalancerIPs)
+		removed := removeUsedAddresses(test.before, test.after)
+		if left := len(test.after[0].LoadBalancerIPs); left != test.left || len(removed) != total-left {
+			t.Errorf("%s: %d addresses remain, %v were removed, want %d", name, left, removed, test.left)
+		}
 	}
 }
