@@ -136,7 +136,7 @@ func open(ctx context.Context, data []byte) (*plugin, error) {
 		p.close()
 		return nil, err
 	}
-	mode, err := p.config.ProxyMode.SelectFor(ctx, podnet.Chains())
+	mode, err := p.config.ProxyMode.SelectFor(ctx, podnet.Chains(), p.journal)
 	if err != nil {
 		p.close()
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, "proxyMode", err.Error())

@@ -254,7 +254,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 		}
 		return nil
 	}
-	if cfg.PacketFilter, err = packetfilter.Mode(o.config.Mode).Select(ctx); err != nil {
+	if cfg.PacketFilter, err = packetfilter.Mode(o.config.Mode).Select(ctx, cfg.Journal); err != nil {
 		return fmt.Errorf("--proxy-mode: %w", err)
 	}
 	rest, err := clientcmd.BuildConfigFromFlags(o.apiServer, o.config.ClientConnection.Kubeconfig)

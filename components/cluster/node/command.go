@@ -201,8 +201,8 @@ func (o *Options) run(ctx context.Context, s *progress.Steps) (err error) {
 	if err := o.requestServingCertificate(&cfg, group, client); err != nil {
 		return err
 	}
-	if cfg.PacketFilter, err = o.ProxyMode.Select(ctx); err != nil {
-		return fmt.Errorf("--proxy-mode: %w", err)
+	if cfg.PacketFilter, err = SelectPacketFilter(ctx, l, o.ProxyMode); err != nil {
+		return err
 	}
 	if err := StartRuntime(ctx, l, "", cfg.PacketFilter); err != nil {
 		return err

@@ -1,9 +1,14 @@
 package node
 
 import (
+	"context"
+	"fmt"
+
 	"github.com/spf13/pflag"
 
 	"hyperkube/internal/base/cloudprovider"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
 	"hyperkube/internal/host/packetfilter"
 )
 
@@ -11,6 +16,25 @@ import (
 // is empty, which means packetfilter.Auto.
 func RegisterProxyMode(flags *pflag.FlagSet, mode *packetfilter.Mode) {
 	flags.StringVar((*string)(mode), "proxy-mode", "", "How the rules of services, the pod network and network policies are written: iptables, nftables, which needs no program, or auto (iptables if it is installed and works, otherwise nftables). Defaults to auto.")
+}
+
+// TablesJournal is the name of the journal of the tables that iptables creates. It must be reverted after all others,
+// whose rules are in these tables.
+const TablesJournal = "tables"
+
+// SelectPacketFilter returns how packet filter rules are written with the setting of --proxy-mode. It records the
+// changes of this to the host.
+func SelectPacketFilter(ctx context.Context, l layout.Node, setting packetfilter.Mode) (packetfilter.Mode, error) {
+	journal, err := hostjournal.Open(l.Journal(TablesJournal))
+	if err != nil {
+		return "", err
+	}
+	defer journal.Close()
+	mode, err := setting.Select(ctx, journal)
+	if err != nil {
+		return "", fmt.Errorf("--proxy-mode: %w", err)
+	}
+	return mode, nil
 }
 
 // RegisterCloudProvider adds the flag --cloud-provider for the nodes of a cluster.

@@ -29,9 +29,9 @@ import (
 	"hyperkube/internal/host/packetfilter"
 )
 
-// journals are the names of the journals of host changes: those of the kubelet and kube-proxy,
-// which run in one or in separate processes, and of the runtime.
-var journals = []string{"node", "runtime", "cni"}
+// journals are the names of the journals of host changes, in the order in which they are reverted: those of the kubelet
+// and kube-proxy, which run in one or in separate processes, of the runtime, and of tables of the packet filter.
+var journals = []string{"node", "runtime", "cni", node.TablesJournal}
 
 // units are the services, one for clusters of `up` and one for other nodes, that may run on this machine.
 var units = []service.Unit{service.Cluster, service.Node}

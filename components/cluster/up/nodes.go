@@ -241,8 +241,8 @@ func (f *nodeManager) network(ctx context.Context) (*localnodes.Network, error) 
 	if m.HostAddresses, err = clusterconfig.NodeAddresses(f.cluster.PodCIDRs); err != nil {
 		return nil, err
 	}
-	if m.PacketFilter, err = f.proxyMode.Select(ctx); err != nil {
-		return nil, fmt.Errorf("--proxy-mode: %w", err)
+	if m.PacketFilter, err = node.SelectPacketFilter(ctx, f.layout, f.proxyMode); err != nil {
+		return nil, err
 	}
 	return m, nil
 }

@@ -108,8 +108,8 @@ func (c *clusterRun) run(ctx context.Context) (err error) {
 	var mode packetfilter.Mode // valid when runtime has returned nil
 	go func() {
 		var err error
-		if mode, err = c.proxyMode.Select(ctx); err != nil {
-			runtime <- fmt.Errorf("--proxy-mode: %w", err)
+		if mode, err = node.SelectPacketFilter(ctx, c.layout, c.proxyMode); err != nil {
+			runtime <- err
 			return
 		}
 		runtime <- node.StartRuntime(ctx, c.layout, podCIDRs, mode)

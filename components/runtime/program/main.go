@@ -129,7 +129,7 @@ func run(args []string) error {
 	if o.cfg.Handlers, err = runtime.LoadHandlers(o.handlers); err != nil {
 		return err
 	}
-	if o.cfg.PacketFilter, err = packetfilter.Mode(o.proxyMode).Select(context.Background()); err != nil {
+	if o.cfg.PacketFilter, err = packetfilter.Mode(o.proxyMode).Select(context.Background(), nil); err != nil {
 		return fmt.Errorf("--proxy-mode: %w", err)
 	}
 	o.cfg.CNIBinDirs = strings.FieldsFunc(o.cniBinDirs, func(r rune) bool { return r == ',' })

@@ -41,6 +41,9 @@ const (
 	// chain, it is a rule in a chain that is attached to a hook of the kernel, and jumps to that chain. Package
 	// packetfilter records and reverts it.
 	NFTables Kind = "nftables"
+	// Table is a table of nf_tables that the program iptables creates. Name is "family table". It is removed if it is
+	// empty. Package packetfilter records and reverts it.
+	Table Kind = "table"
 	// Mount is a mount point and all mount points below it. Name is its path.
 	Mount Kind = "mount"
 	// Cgroup is a tree of cgroups. Name is its path in every hierarchy.

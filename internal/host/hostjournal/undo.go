@@ -66,7 +66,7 @@ func revert(ctx context.Context, changes []Change, others Functions, timeout tim
 		kind Kind
 		undo func(context.Context, []Change) error
 	}{
-		{HostCgroup, undoCgroups(moveOut(timeout))}, {Cgroup, undoCgroups(killAll(timeout))}, {Controllers, undoControllers}, {Firewalld, others[Firewalld]}, {Rule, others[Rule]}, {Chain, others[Chain]}, {NFTables, others[NFTables]}, {Mount, each(undoMount)},
+		{HostCgroup, undoCgroups(moveOut(timeout))}, {Cgroup, undoCgroups(killAll(timeout))}, {Controllers, undoControllers}, {Firewalld, others[Firewalld]}, {Rule, others[Rule]}, {Chain, others[Chain]}, {NFTables, others[NFTables]}, {Table, others[Table]}, {Mount, each(undoMount)},
 		{Route, each(undoRoute)}, {Link, each(undoLink)}, {Sysctl, each(undoParameter)}, {Module, each(undoParameter)}, {Dir, each(undoDir)},
 		{AppArmor, each(undoAppArmor)},
 	} {

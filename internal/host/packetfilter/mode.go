@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/nftnl"
 )
 
@@ -34,14 +35,17 @@ func (m Mode) Validate() error {
 
 // Select returns the mode to use for a setting. For Auto and an empty setting this is IPTables if the program is
 // installed and creates a chain, and otherwise NFTables. So hyperkube uses the same tables as the firewalls of most
-// machines, whose rules then see each other. It returns an error if the machine supports neither, or not the one that is
-// set.
-func (m Mode) Select(ctx context.Context) (Mode, error) {
+// machines, whose rules then see each other. It records the tables that the program creates in the journal, which may be
+// nil. It returns an error if the machine supports neither, or not the one that is set.
+func (m Mode) Select(ctx context.Context, journal *hostjournal.Journal) (Mode, error) {
 	if err := m.Validate(); err != nil {
 		return "", err
 	}
 	var withIPTables error
 	if m != NFTables {
+		if err := recordTables(ctx, journal); err != nil {
+			return "", err
+		}
 		if withIPTables = tryIPTables(ctx); withIPTables == nil {
 			return IPTables, nil
 		}
@@ -58,9 +62,9 @@ func (m Mode) Select(ctx context.Context) (Mode, error) {
 // SelectFor is like Select, but for Auto and an empty setting it returns the mode in which chains that match one of the
 // patterns exist in the network namespace of the calling thread, if the kernel reports any. It then runs no program, so it
 // is for programs that start for each request.
-func (m Mode) SelectFor(ctx context.Context, patterns []Chain) (Mode, error) {
+func (m Mode) SelectFor(ctx context.Context, patterns []Chain, journal *hostjournal.Journal) (Mode, error) {
 	if m != Auto && m != "" {
-		return m.Select(ctx)
+		return m.Select(ctx, journal)
 	}
 	for _, mode := range []Mode{NFTables, IPTables} {
 		for _, family := range []Family{IPv4, IPv6} {
@@ -69,7 +73,7 @@ func (m Mode) SelectFor(ctx context.Context, patterns []Chain) (Mode, error) {
 			}
 		}
 	}
-	return m.Select(ctx)
+	return m.Select(ctx, journal)
 }
 
 // trial is an input of iptables-restore that creates and removes a chain in the tables that need modules of the kernel.

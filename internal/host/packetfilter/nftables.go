@@ -37,16 +37,26 @@ const maxReads = 100
 
 // Read returns the rules of all parts of hyperkube in one address family.
 func (n nftables) Read(ctx context.Context, family Family) (*State, error) {
+	var s *State
+	err := listUndisturbed(ctx, func() (err error) {
+		s, err = readNFT(family)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading nftables rules: %w", err)
+	}
+	return s, nil
+}
+
+// listUndisturbed calls list until no other process changes objects while it reads them.
+func listUndisturbed(ctx context.Context, list func() error) error {
 	for attempt := 1; ; attempt++ {
-		s, err := readNFT(family)
-		if err == nil {
-			return s, nil
-		}
+		err := list()
 		if !errors.Is(err, nftnl.ErrInterrupted) || attempt == maxReads {
-			return nil, fmt.Errorf("reading nftables rules: %w", err)
+			return err
 		}
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
 	}
 }

@@ -351,7 +351,7 @@ func TestModeChange(t *testing.T) {
 				t.Errorf("%s after writing %s: %t, %v", m, mode, has, err)
 			}
 		}
-		if got, err := Auto.SelectFor(t.Context(), patterns); got != mode || err != nil {
+		if got, err := Auto.SelectFor(t.Context(), patterns, nil); got != mode || err != nil {
 			t.Errorf("%s is selected after writing %s: %v", got, mode, err)
 		}
 	}
@@ -368,7 +368,7 @@ func TestModeSelect(t *testing.T) {
 		{"/usr/sbin:/usr/bin", "ipvs", ""},
 	} {
 		t.Setenv("PATH", c.path)
-		if got, err := c.setting.Select(t.Context()); got != c.want || (err != nil) != (c.want == "") {
+		if got, err := c.setting.Select(t.Context(), nil); got != c.want || (err != nil) != (c.want == "") {
 			t.Errorf("%q: %q, %v", c.setting, got, err)
 		}
 	}

@@ -13,10 +13,10 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
-// Undo returns the functions with which hostjournal reverts the rules and chains that this package
+// Undo returns the functions with which hostjournal reverts the rules, chains and tables that this package
 // has recorded in a journal.
 func Undo() hostjournal.Functions {
-	return hostjournal.Functions{hostjournal.Rule: undoRules, hostjournal.Chain: undoChains, hostjournal.NFTables: undoNFT}
+	return hostjournal.Functions{hostjournal.Rule: undoRules, hostjournal.Chain: undoChains, hostjournal.NFTables: undoNFT, hostjournal.Table: undoTables}
 }
 
 // chainOf returns the family and the chain that the name of a Rule or Chain contains.
