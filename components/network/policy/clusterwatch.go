@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
 	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
+
+	"hyperkube/internal/client"
 )
 
 // clusterPolicyResource is the resource of ClusterNetworkPolicies, and definitionName the name of its
@@ -58,9 +60,10 @@ func newClusterPolicies(meta metadata.Interface, dyn dynamic.Interface, changed 
 		return nil, fmt.Errorf("watching definition of ClusterNetworkPolicies: %w", err)
 	}
 	// Pods must be able to start if the API server does not respond, or does not allow this.
+	logError := client.StartErrors()
 	err := c.definitions.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		c.setKnown()
-		cache.DefaultWatchErrorHandler(ctx, r, err)
+		logError(ctx, r, err)
 	})
 	return c, err
 }

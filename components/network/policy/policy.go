@@ -24,6 +24,7 @@ import (
 
 	"hyperkube/internal/base/broadcast"
 	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/client"
 	"hyperkube/internal/host/packetfilter"
 )
 
@@ -79,6 +80,7 @@ func New(cfg Config) (*Enforcer, error) {
 		writer:   newWriter(cfg.PacketFilter, cfg.Log, nil),
 		expected: map[types.UID]expectation{},
 	}
+	_ = e.policies.SetWatchErrorHandlerWithContext(client.StartErrors()) // fails only after the start
 	registration, err := e.policies.AddEventHandler(e.handler(func(old, obj any) bool {
 		return equality.Semantic.DeepEqual(old.(*networkingv1.NetworkPolicy).Spec, obj.(*networkingv1.NetworkPolicy).Spec)
 	}))

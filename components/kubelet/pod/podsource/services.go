@@ -30,6 +30,7 @@ func NewServices(kube kubernetes.Interface, informer cache.SharedInformer) *Serv
 		return &Services{informer: informer}
 	}
 	own := client.NewInformer(kube, &v1.Service{}, kube.CoreV1().Services(""), fields.Everything())
+	_ = own.SetWatchErrorHandlerWithContext(client.StartErrors()) // fails only after the start
 	return &Services{informer: own, run: own.RunWithContext}
 }
 

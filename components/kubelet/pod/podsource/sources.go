@@ -119,6 +119,7 @@ func (s *Sources) Run(ctx context.Context) error {
 		informer := s.cfg.PodInformer
 		if informer == nil {
 			own := client.NewInformer(s.cfg.Kube, &v1.Pod{}, s.cfg.Kube.CoreV1().Pods(""), fields.OneTermEqualSelector("spec.nodeName", s.cfg.NodeName))
+			_ = own.SetWatchErrorHandlerWithContext(client.StartErrors()) // fails only after the start
 			informer = own
 			wait.Go(func() { own.RunWithContext(ctx) })
 		}
@@ -130,6 +131,7 @@ func (s *Sources) Run(ctx context.Context) error {
 		nodes := s.cfg.NodeInformer
 		if nodes == nil {
 			own := client.NewInformer(s.cfg.Kube, &v1.Node{}, s.cfg.Kube.CoreV1().Nodes(), fields.OneTermEqualSelector(metav1.ObjectNameField, s.cfg.NodeName))
+			_ = own.SetWatchErrorHandlerWithContext(client.StartErrors()) // fails only after the start
 			nodes = own
 			wait.Go(func() { own.RunWithContext(ctx) })
 		}
