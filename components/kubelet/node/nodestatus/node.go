@@ -7,6 +7,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
@@ -174,7 +175,7 @@ func (k *Manager) Run(ctx context.Context) error {
 		ok := k.isReady()
 		switch {
 		case err != nil:
-			k.cfg.Log.Warn("updating status of this kubelet's Node, or passing its pod CIDRs to the container runtime, failed; the API shows an outdated status until a retry succeeds, retrying with back-off", "err", err)
+			k.logFailure(err, !retry.Started())
 			next = retry.Next()
 		case !ok:
 			next = min(retry.Next(), time.Second)
@@ -197,5 +198,18 @@ func (k *Manager) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		timer.Stop()
+	}
+}
+
+// logFailure logs that the status was not updated. first is set if the previous attempt has succeeded or there was none.
+// The first node of a cluster starts the API server itself and cannot register before, so this is no warning.
+func (k *Manager) logFailure(err error, first bool) {
+	switch {
+	case k.Node() != nil || !utilnet.IsConnectionRefused(err):
+		k.cfg.Log.Warn("updating status of this kubelet's Node, or passing its pod CIDRs to the container runtime, failed; the API shows an outdated status until a retry succeeds, retrying with back-off", "err", err)
+	case first:
+		k.cfg.Log.Info("API server accepts no connections yet; this kubelet registers its Node when it does", "err", err)
+	default:
+		k.cfg.Log.Debug("API server still accepts no connections", "err", err)
 	}
 }
