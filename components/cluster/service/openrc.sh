@@ -17,9 +17,9 @@ rc_ulimit="${rc_ulimit:--n 1048576}"
 export NOTIFY_SOCKET=@socket@
 
 depend() {
-	need localmount
-	use net dns logger
-	want cgroups
+	# Debian has no localmount: it mounts the file systems before it starts services.
+	want localmount cgroups
+	use net networking dns logger
 	after bootmisc firewall iptables ip6tables nftables
 	keyword -timeout
 }
@@ -30,9 +30,14 @@ start_pre() {
 	{ echo -999 > /proc/self/oom_score_adj; } 2> /dev/null || true
 }
 
-# going_down reports whether the machine shuts down or reboots.
+# going_down reports whether the machine shuts down or reboots. With the init of System V, Debian stops services in the
+# runlevel "off" of OpenRC, before that of the shutdown. The runlevel of init is then 0 or 6.
 going_down() {
-	yesno "${RC_GOINGDOWN}" || [ "${RC_RUNLEVEL}" = shutdown ]
+	yesno "${RC_GOINGDOWN}" || [ "${RC_RUNLEVEL}" = shutdown ] && return
+	case "$(runlevel 2> /dev/null)" in
+	*" "[06]) return 0 ;;
+	esac
+	return 1
 }
 
 # Pods stop in order before a shutdown, and keep running while only the service stops.

@@ -156,7 +156,9 @@ func TestInitScript(t *testing.T) {
 		{"stop_pre; stop_post", "RC_RUNLEVEL=default", ""},
 		{"stop_pre; stop_post", "RC_GOINGDOWN=YES", "stop --suspend-pods=pods\nstop --suspend-pods=processes\n"},
 		{"stop_pre; stop_post", "RC_RUNLEVEL=shutdown", "stop --suspend-pods=pods\nstop --suspend-pods=processes\n"},
-		{"depend", "A=", "need localmount\nuse net dns logger\nwant cgroups\nafter bootmisc firewall iptables ip6tables nftables\nkeyword -timeout\n"},
+		{"runlevel() { echo 2 6; }; stop_pre; stop_post", "RC_RUNLEVEL=default", "stop --suspend-pods=pods\nstop --suspend-pods=processes\n"},
+		{"runlevel() { echo N 2; }; stop_pre; stop_post", "RC_RUNLEVEL=default", ""},
+		{"depend", "A=", "want localmount cgroups\nuse net networking dns logger\nafter bootmisc firewall iptables ip6tables nftables\nkeyword -timeout\n"},
 	} {
 		if got := sh(c.commands, c.env); got != c.want {
 			t.Errorf("%s with %s printed %q, want %q", c.commands, c.env, got, c.want)
