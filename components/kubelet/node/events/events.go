@@ -2,7 +2,12 @@
 package events
 
 import (
+	"time"
+
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -10,6 +15,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"hyperkube/components/kubelet/node/nodestatus"
+	"hyperkube/internal/base/backoff"
 )
 
 // Recorder emits the events of one kubelet about its node and pods. Its methods are safe for concurrent use
@@ -18,6 +24,7 @@ type Recorder struct {
 	record.EventRecorder
 	nodeName    string
 	broadcaster record.EventBroadcaster
+	stopped     chan struct{} // closed by Shutdown
 }
 
 // New returns a Recorder of events about the node nodeName and its pods, which discards events until Start is
@@ -26,7 +33,7 @@ func New(nodeName string) *Recorder {
 	b := record.NewBroadcaster()
 	return &Recorder{
 		EventRecorder: b.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: nodeName}),
-		nodeName:      nodeName, broadcaster: b,
+		nodeName:      nodeName, broadcaster: b, stopped: make(chan struct{}),
 	}
 }
 
@@ -37,11 +44,14 @@ func (r *Recorder) Start(kube kubernetes.Interface, qps int32, burst int) {
 	if qps > 0 {
 		sink = &limitedSink{EventSink: sink, limit: flowcontrol.NewTokenBucketRateLimiter(float32(qps), burst)}
 	}
-	r.broadcaster.StartRecordingToSink(sink)
+	r.broadcaster.StartRecordingToSink(&startSink{EventSink: sink, stopped: r.stopped, started: time.Now()})
 }
 
 // Shutdown stops sending events. Events that were not sent yet are lost.
-func (r *Recorder) Shutdown() { r.broadcaster.Shutdown() }
+func (r *Recorder) Shutdown() {
+	close(r.stopped)
+	r.broadcaster.Shutdown()
+}
 
 // Node emits an event about the node. kind is Normal or Warning.
 func (r *Recorder) Node(kind, reason, message string) {
@@ -94,4 +104,32 @@ func (s *limitedSink) Update(e *v1.Event) (*v1.Event, error) {
 func (s *limitedSink) Patch(old *v1.Event, data []byte) (*v1.Event, error) {
 	s.limit.Accept()
 	return s.EventSink.Patch(old, data)
+}
+
+// startTolerance is how long after the start of the kubelet the API server may not serve events yet.
+const startTolerance = time.Minute
+
+// startSink is an event sink that repeats requests while the API server of a new control plane, which this kubelet starts,
+// accepts no connections or does not have the namespace of events about nodes. The caller would drop such events.
+type startSink struct {
+	record.EventSink
+	stopped <-chan struct{} // closed when the kubelet stops
+	started time.Time
+}
+
+// Create creates an event in the API. It blocks while the API server does not serve events yet.
+func (s *startSink) Create(e *v1.Event) (*v1.Event, error) {
+	retry := backoff.Backoff{First: 50 * time.Millisecond, Max: time.Second}
+	for {
+		made, err := s.EventSink.Create(e)
+		notServed := utilnet.IsConnectionRefused(err) || e.Namespace == metav1.NamespaceDefault && apierrors.IsNotFound(err)
+		if !notServed || time.Since(s.started) >= startTolerance {
+			return made, err
+		}
+		select {
+		case <-time.After(retry.Next()):
+		case <-s.stopped:
+			return made, err
+		}
+	}
 }
