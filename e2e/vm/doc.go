@@ -1,4 +1,4 @@
-// Package vm tests hyperkube on a machine that the tests own: with systemd, cgroup version 2, reboots and power cuts. The
+// Package vm tests hyperkube on a machine that the tests own: with systemd or OpenRC, cgroup version 2, reboots and power cuts. The
 // tests are compiled on the host and run as root inside a virtual machine (`make e2e-vm`), which scripts/vm/run-tests
 // controls. Elsewhere they are skipped.
 //

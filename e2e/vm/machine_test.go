@@ -57,9 +57,13 @@ func newMachine(t *testing.T, images ...string) *machine {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root")
 	}
-	for _, needed := range []string{"/run/systemd/system", "/sys/fs/cgroup/cgroup.controllers"} {
+	manager := "/run/systemd/system"
+	if os.Getenv(imageEnv) == "openrc" {
+		manager = "/run/openrc/softlevel"
+	}
+	for _, needed := range []string{manager, "/sys/fs/cgroup/cgroup.controllers"} {
 		if _, err := os.Stat(needed); err != nil {
-			t.Fatalf("needs systemd and cgroup version 2: %v", err)
+			t.Fatalf("needs the image's service manager and cgroup version 2: %v", err)
 		}
 	}
 	m := &machine{T: t, dir: filepath.Join(stateDir, t.Name())}

@@ -68,11 +68,13 @@ func TestShutdown(t *testing.T) {
 		}, reboot},
 		stage{"background", func() {
 			m.stoppedInOrder(1)
+			m.orderlyShutdown()
 			m.awaitStarts(2)
 			m.up("--service=false")
 		}, reboot},
 		stage{"end", func() {
 			m.stoppedInOrder(2)
+			m.orderlyShutdown()
 			m.up()
 			m.awaitStarts(3)
 			m.run("hyperkube", "reset")
@@ -130,7 +132,6 @@ func (m *machine) stoppedInOrder(n int) {
 	if !slices.IsSorted(stops) {
 		m.Errorf("the critical pod has stopped before the other: %v", stops)
 	}
-	m.orderlyShutdown()
 }
 
 // orderlyShutdown checks that the stop job has stopped the pods before the current boot.
