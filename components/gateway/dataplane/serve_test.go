@@ -463,6 +463,8 @@ func TestTLS(t *testing.T) {
 	if conn, err := tls.Dial("tcp", at, trusting(s, "other.org")); err == nil {
 		conn.Close()
 		t.Error("a connection for a name without a listener was accepted")
+	} else if !strings.Contains(err.Error(), "unrecognized name") {
+		t.Errorf("a connection for a name without a listener: %v", err)
 	}
 	// A new certificate does not affect connections.
 	g.serve(443, listener("example.com", b), listener("*.example.com", b))

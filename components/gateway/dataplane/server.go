@@ -116,18 +116,17 @@ func (s *server) serveHTTP(listener net.Listener) {
 	})
 }
 
-var errUnknownName = errors.New("no listener for the server name")
-
-// tlsConfig returns the TLS configuration of the listener for the server name that a client requests. It returns an
-// error if no listener that terminates TLS has the name.
+// tlsConfig returns the TLS configuration of the listener for the server name that a client requests. If no listener that
+// terminates TLS has the name, the configuration has no certificate, so that clients receive the alert unrecognized_name.
 func (s *server) tlsConfig(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+	noCertificate := &tls.Config{MinVersion: tls.VersionTLS12}
 	p := s.plane.table.Load().ports[s.id]
 	if p == nil {
-		return nil, errUnknownName
+		return noCertificate, nil
 	}
 	l, ok := p.listeners.find(normalizeHost(hello.ServerName))
 	if !ok || l.tls == nil {
-		return nil, errUnknownName
+		return noCertificate, nil
 	}
 	return l.tls, nil
 }
