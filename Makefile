@@ -31,7 +31,7 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance gateway-conformance-subset upgrade-test kill-logging fuzz vulncheck lint generate bench bench-gateway bench-scale install clean runtime release release-test
+.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance gateway-conformance-subset cert-manager-test upgrade-test kill-logging fuzz vulncheck lint generate bench bench-gateway bench-scale install clean runtime release release-test
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ gateway-conformance: build ## run the conformance suite of the Gateway API; RUN=
 
 gateway-conformance-subset: ## run one test of the suite for each kind of route with a hostname
 	@$(MAKE) --no-print-directory gateway-conformance RUN='^(HTTPRouteSimpleSameNamespace|GRPCExactMethodMatching|TLSRouteSimpleSameNamespace)'
+
+cert-manager-test: build ## issue certificates for a Gateway and an Ingress with cert-manager and an ACME server; needs root
+	cd e2e/certmanager && $(SUDO) env "PATH=$$PATH" HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 30m -v .
 
 upgrade-test: build ## upgrade clusters of an earlier build, FROM=COMMIT, to this one; needs root
 	@scripts/upgrade-test $(FROM)
