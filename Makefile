@@ -31,7 +31,7 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance gateway-conformance-subset cert-manager-test upgrade-test kill-logging fuzz vulncheck lint generate bench bench-gateway bench-scale install clean runtime release release-test
+.PHONY: help build setup up test unit e2e e2e-vm e2e-browser check-bundle gateway-conformance gateway-conformance-subset policy-conformance cert-manager-test upgrade-test kill-logging fuzz vulncheck lint generate bench bench-gateway bench-scale install clean runtime release release-test
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,11 @@ gateway-conformance: build ## run the conformance suite of the Gateway API; RUN=
 
 gateway-conformance-subset: ## run one test of the suite for each kind of route with a hostname
 	@$(MAKE) --no-print-directory gateway-conformance RUN='^(HTTPRouteSimpleSameNamespace|GRPCExactMethodMatching|TLSRouteSimpleSameNamespace)'
+
+policy-conformance: build ## run the conformance suite of the network policy API with iptables and nftables; RUN=REGEXP selects tests; needs root
+	cd e2e/policyconformance && for mode in iptables nftables; do \
+	  $(SUDO) env "PATH=$$PATH" HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube HYPERKUBE_PROXY_MODE=$$mode go test -count=1 -timeout 30m -v \
+	  -run 'TestConformance/$(or $(RUN),.)' . || exit 1; done
 
 cert-manager-test: build ## issue certificates for a Gateway and an Ingress with cert-manager and an ACME server; needs root
 	cd e2e/certmanager && $(SUDO) env "PATH=$$PATH" HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 30m -v .
