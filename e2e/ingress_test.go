@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 )
@@ -73,6 +74,19 @@ spec:
 ---
 apiVersion: networking.k8s.io/v1
 kind: Ingress
+metadata: {name: certificates}
+spec:
+  tls: [{hosts: [one.example.com], secretName: one}, {hosts: [two.example.com], secretName: two}, {hosts: [late.example.com], secretName: late}]
+  rules:
+  - host: one.example.com
+    http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: a, port: {number: 80}}}}]}
+  - host: two.example.com
+    http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: b, port: {number: 80}}}}]}
+  - host: late.example.com
+    http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: a, port: {number: 80}}}}]}
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
 metadata: {name: annotated, annotations: {kubernetes.io/ingress.class: hyperkube}}
 spec:
   rules: [{host: annotated.example.com, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: a, port: {number: 80}}}}]}}]
@@ -131,6 +145,8 @@ var ingressCases = []struct{ url, want string }{
 	// TLS, with the certificate of the Ingress.
 	{"https://x.wild.example.com/x", "a"},
 	{"https://exact.wild.example.com/only", "b"},
+	// Without its Secret, a host is served over HTTP only.
+	{"http://late.example.com/", "a"},
 	// Classes: by field (the default class), by annotation, and another one.
 	{"http://annotated.example.com/", "a"},
 	{"http://other.example.com/", "404"},
@@ -140,6 +156,8 @@ var ingressCases = []struct{ url, want string }{
 func (m *machine) testIngress(address string) {
 	m.t.Helper()
 	m.apply(secretTLS(m.t, "wild", "*.wild.example.com"))
+	m.apply(secretTLS(m.t, "one", "one.example.com"))
+	m.apply(secretTLS(m.t, "two", "two.example.com"))
 	m.apply(ingressManifest)
 	m.kubectl("wait", "--for=condition=Ready", "pod/a", "pod/b", "--timeout=60s")
 	for _, c := range ingressCases {
@@ -148,6 +166,14 @@ func (m *machine) testIngress(address string) {
 	m.prints(address, "kubectl", "get", "ingress", "wildcard")
 	m.prints("!"+address, "kubectl", "get", "ingress", "other")
 	m.prints("backends must be Services", "kubectl", "describe", "ingress", "paths")
+
+	// The server name selects the certificate. A host whose Secret does not exist has none, until the Secret is created.
+	m.presents(address, "one.example.com", "one")
+	m.presents(address, "two.example.com", "two")
+	m.prints("TLS is not served for the hosts of Secret late: it does not exist", "kubectl", "describe", "ingress", "certificates")
+	m.rejects(address, "https://late.example.com/", "unrecognized name")
+	m.apply(secretTLS(m.t, "late", "late.example.com"))
+	m.presents(address, "late.example.com", "late")
 
 	// Changes: a new default backend, another backend, and deletion.
 	m.apply(fallbackManifest)
@@ -176,4 +202,27 @@ func (m *machine) ingressAnswers(address, url, want string) {
 		}
 		return fmt.Errorf("%s: %w, want %s from\n%s", url, err, want, out)
 	})
+}
+
+// presents waits until the gateway at address serves a host with the certificate in a Secret.
+func (m *machine) presents(address, host, secret string) {
+	m.t.Helper()
+	file := filepath.Join(m.dir, secret+".crt")
+	m.sh(m.binary + " kubectl get secret " + secret + ` -o jsonpath='{.data.tls\.crt}' | base64 -d >` + file)
+	m.eventually(20*time.Second, func() error {
+		out, err := m.command("curl", "-sS", "-m", "5", "-o", "/dev/null", "--cacert", file, "--connect-to", "::"+address+":443", "https://"+host+"/").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("requesting https://%s/ with the certificate of Secret %s as root: %w\n%s", host, secret, err, out)
+		}
+		return nil
+	})
+}
+
+// rejects checks that a request to the gateway at address fails with an error of TLS that contains a text.
+func (m *machine) rejects(address, url, want string) {
+	m.t.Helper()
+	out, err := m.command("curl", "-sSk", "-m", "5", "--connect-to", "::"+address+":443", url).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), want) {
+		m.t.Errorf("%s: error %v, want %q in\n%s", url, err, want, out)
+	}
 }
