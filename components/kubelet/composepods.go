@@ -165,7 +165,7 @@ func (k *Kubelet) newWorkers(limits pods.Limits) (*pods.Manager, error) {
 	allocatable := k.allocatable()
 	workers := pods.Config{
 		Log: k.log, Registry: p.registry, Platform: p.platform, CRI: k.cri, Kube: k.kube, Objects: p.objects,
-		Volumes: p.volumes, Prober: p.prober, Events: k.events, Metrics: k.metrics, Tracer: k.traces.Tracer(),
+		Volumes: p.volumes, Prober: p.prober, Events: k.events, Metrics: k.metrics, Tracer: k.traces.Tracer(instrumentationScope),
 		Images: pods.Images{Puller: p.puller, Providers: providers, DockerConfigs: pullcredentials.DockerConfigs(cfg.Layout.Kubelet)},
 		Limits: limits,
 		Security: pods.Security{

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"context"
+	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -44,7 +45,8 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 		Listener: listeners.HTTPS, ReadOnly: listeners.ReadOnly, Certificate: certificate, ClientCA: k.cfg.Access.ClientCA,
 		MinVersion: cfg.TLSMinVersion, CipherSuites: cfg.CipherSuites, Curves: cfg.Curves, StreamIdle: cfg.StreamIdle,
 		NoDebug: cfg.NoDebug, NoProfiling: cfg.NoProfiling, NodeLogs: logs, NodeLogQuery: cfg.NodeLogQuery,
-		Flags: k.deps.Flags, Level: k.deps.Level, Backend: k.newBackend(), Metrics: &k.metrics.Requests, Log: k.log, Wrap: k.traces.Handler,
+		Flags: k.deps.Flags, Level: k.deps.Level, Backend: k.newBackend(), Metrics: &k.metrics.Requests, Log: k.log,
+		Wrap: func(h http.Handler) http.Handler { return k.traces.Handler(h, "kubelet") },
 		Auth: &server.Auth{
 			Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Access.Anonymous, AlwaysAllow: k.cfg.Access.AlwaysAllow, NoTokens: k.cfg.Access.NoTokens,
 			TokenTTL: k.cfg.Access.TokenTTL, AllowTTL: k.cfg.Access.AllowTTL, DenyTTL: k.cfg.Access.DenyTTL,

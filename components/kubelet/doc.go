@@ -13,5 +13,5 @@
 //     dnsconf, volume, images, probe and podlogs.
 //   - resources allocates devices, CPUs and memory to containers, aligned by NUMA node.
 //   - pod/podstate computes what happens to a pod, without I/O.
-//   - cri, pluginwatch, grpcsocket, telemetry and traces are used by all of them.
+//   - cri, pluginwatch, grpcsocket and telemetry are used by all of them.
 package kubelet

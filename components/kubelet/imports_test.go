@@ -31,7 +31,7 @@ var importRules = []struct {
 		reason: "the root composes the parts; a part that imports it would call back into its composer",
 	},
 	{
-		name: "config", from: []string{"cri", "grpcsocket", "node", "pluginwatch", "pod", "resources", "server", "telemetry", "traces"}, to: []string{"config"},
+		name: "config", from: []string{"cri", "grpcsocket", "node", "pluginwatch", "pod", "resources", "server", "telemetry"}, to: []string{"config"},
 		reason: "each part has its own configuration with only what it uses, so that it can be tested and changed alone",
 	},
 	{
@@ -64,7 +64,7 @@ var importRules = []struct {
 		reason: "package resources combines the managers, which know each other only through the topology",
 	},
 	{
-		name: "base", from: []string{"cri", "grpcsocket", "pluginwatch", "telemetry", "traces"}, to: []string{"."}, allowed: []string{"cri", "pod/podstate"},
+		name: "base", from: []string{"cri", "grpcsocket", "pluginwatch", "telemetry"}, to: []string{"."}, allowed: []string{"cri", "pod/podstate"},
 		reason: "all parts use these packages",
 	},
 	{

@@ -28,7 +28,7 @@ import (
 	"hyperkube/components/kubelet/server/podresources"
 	"hyperkube/components/kubelet/server/podsapi"
 	"hyperkube/components/kubelet/telemetry"
-	"hyperkube/components/kubelet/traces"
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/host/cgroup"
 )
 
@@ -44,7 +44,7 @@ type Kubelet struct {
 
 	cri     *cri.Client
 	cgroups *cgroup.Manager // nil if pods have no cgroups
-	traces  *traces.Provider
+	traces  *tracing.Provider
 	metrics *telemetry.Metrics
 
 	// The following fields are set by compose.
@@ -58,6 +58,9 @@ type Kubelet struct {
 	podsAPI   *podsapi.Server // nil if the feature gate is disabled
 	plugins   *pluginwatch.Watcher
 }
+
+// instrumentationScope is the instrumentation scope of the kubelet's spans, as in upstream.
+const instrumentationScope = "k8s.io/kubernetes/pkg/kubelet"
 
 // New completes and validates cfg, reads the machine's properties, and creates the kubelet's parts. It starts
 // nothing. It returns an error if the configuration is not valid or the machine does not meet it.
@@ -100,7 +103,7 @@ func connect(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	if err := k.cfg.CheckMachine(k.machine); err != nil {
 		return nil, err
 	}
-	if k.traces, err = traces.New(cfg.Tracing, cfg.NodeName); err != nil {
+	if k.traces, err = tracing.New(cfg.Tracing, "kubelet", cfg.NodeName); err != nil {
 		return nil, err
 	}
 	if k.cri, err = cri.Dial(cfg.Runtime.Endpoint, cfg.Runtime.Timeout, k.traces.DialOptions()...); err != nil {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/serving/componentmetrics"
 )
 
@@ -91,6 +92,7 @@ func New(cfg Config) (*Clients, error) {
 	counted := rest.CopyConfig(rc)
 	counted.Wrap(requests.Wrap)
 	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return hideConnectionRefused{next} })
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return tracing.Transport{Next: next} })
 	httpClient, err := rest.HTTPClientFor(counted)
 	if err != nil {
 		return nil, fmt.Errorf("creating API client: %w", err)

@@ -17,6 +17,7 @@ import (
 	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/client"
 )
 
@@ -194,7 +195,8 @@ func (r *reporter) send(ctx context.Context) {
 		patch, err := statusPatch(pod.UID, last, &want)
 		var result *v1.Pod
 		if err == nil {
-			result, err = w.host.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+			traced, _ := tracing.Continue(ctx, pod)
+			result, err = w.host.Kube.CoreV1().Pods(pod.Namespace).Patch(traced, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 		}
 		w.mu.Lock()
 		r.sent(ctx, &want, result, err, pause)

@@ -5,11 +5,11 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 	v1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/base/tracing"
 )
 
 // spanSync, spanTerminating and spanTerminated are the names of the trace spans of operations on pods, as in
@@ -21,7 +21,8 @@ const (
 )
 
 // span starts a trace span for an operation on a pod that began at began; the zero time means now. kind is an
-// attribute of the span unless it is "". Calls with the returned context are part of the span. The caller
+// attribute of the span unless it is "". The span belongs to the trace of the write that created the pod, if the
+// API server has recorded one recently, and is otherwise the root of its own trace. Calls with the returned context are part of the span. The caller
 // must call end with the result of the operation. Without a tracer, span returns ctx.
 func (h *host) span(ctx context.Context, pod *v1.Pod, name string, kind telemetry.Operation, began time.Time) (spanned context.Context, end func(error)) {
 	if h.Tracer == nil {
@@ -38,12 +39,7 @@ func (h *host) span(ctx context.Context, pod *v1.Pod, name string, kind telemetr
 	if !began.IsZero() {
 		options = append(options, trace.WithTimestamp(began))
 	}
+	ctx, _ = tracing.Continue(ctx, pod)
 	ctx, span := h.Tracer.Start(ctx, name, options...)
-	return ctx, func(err error) {
-		if err != nil {
-			span.RecordError(err)
-			span.SetStatus(codes.Error, err.Error())
-		}
-		span.End()
-	}
+	return ctx, func(err error) { tracing.End(span, err) }
 }

@@ -1,0 +1,9 @@
+package tracing
+
+import (
+	"testing"
+
+	"hyperkube/internal/testing/leakcheck"
+)
+
+func TestMain(m *testing.M) { leakcheck.Main(m) }

@@ -1,0 +1,73 @@
+package tracing
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Annotation is the annotation of objects in which Record stores the trace context of the write that created or last
+// changed them: a traceparent as in HTTP headers, and the time of the write, separated by a space.
+//
+// https://www.w3.org/TR/trace-context/#traceparent-header
+const Annotation = "hyperkube.io/trace-context"
+
+// window is how long after a write the operations on its object belong to the trace of the write. Later ones, such as
+// the restart of a container a day later, have other causes.
+const window = 15 * time.Minute
+
+// Record stores the span in ctx in an annotation of obj, a copy that is going to be written, so that the components that
+// act on obj continue the trace. If there is no sampled span, it removes the annotation, which then is that of an
+// earlier write or was copied from another object.
+func Record(ctx context.Context, obj metav1.Object) {
+	annotations := obj.GetAnnotations()
+	span := trace.SpanContextFromContext(ctx)
+	if !span.IsSampled() {
+		if _, ok := annotations[Annotation]; ok {
+			delete(annotations, Annotation)
+			obj.SetAnnotations(annotations)
+		}
+		return
+	}
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[Annotation] = header(span) + " " + time.Now().UTC().Format(time.RFC3339)
+	obj.SetAnnotations(annotations)
+}
+
+// Continue returns a context for operations on obj that belong to the write that Record has recorded in it: spans that
+// are started with the context, and API requests, become part of the write's trace. It returns ctx and false if nothing
+// is recorded or the write is too old.
+func Continue(ctx context.Context, obj metav1.Object) (context.Context, bool) {
+	text, at, ok := strings.Cut(obj.GetAnnotations()[Annotation], " ")
+	if !ok {
+		return ctx, false
+	}
+	written, err := time.Parse(time.RFC3339, at)
+	if err != nil || time.Since(written) > window {
+		return ctx, false
+	}
+	span := parse(text)
+	if !span.IsSampled() {
+		return ctx, false
+	}
+	return trace.ContextWithRemoteSpanContext(ctx, span), true
+}
+
+// header returns the value of the header traceparent for a span.
+func header(span trace.SpanContext) string {
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), span), carrier)
+	return carrier[headerName]
+}
+
+// parse returns the span of a header traceparent. It is not valid if the header is not.
+func parse(traceparent string) trace.SpanContext {
+	carrier := propagation.MapCarrier{headerName: traceparent}
+	return trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
+}
