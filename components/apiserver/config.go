@@ -8,6 +8,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -76,6 +77,8 @@ type Config struct {
 	Limiter filters.Limiter
 	// Auditor records requests. Nil means no auditing.
 	Auditor filters.Auditor
+	// Tracer starts the spans of requests. Nil means no traces.
+	Tracer trace.Tracer
 	// Limits contains timeouts and maximum sizes of requests and connections.
 	Limits Limits
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.opentelemetry.io/otel/trace"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -204,6 +205,7 @@ func (s *Server) compose() error {
 		MinWatch:   s.cfg.Limits.Watch,
 		MaxStored:  s.cfg.Limits.Stored,
 
+		RecordTraces:  s.cfg.Tracer != nil,
 		BookmarkEvery: s.cfg.BookmarkEvery,
 		SlowReader:    s.cfg.Limits.SlowReader,
 		Log:           s.log,
@@ -231,6 +233,7 @@ func (s *Server) compose() error {
 		Timeout:       s.cfg.Limits.Request,
 		Limiter:       s.cfg.Limiter,
 		Auditor:       s.cfg.Auditor,
+		Tracer:        s.cfg.Tracer,
 		Guard:         s.cfg.Limits.Guard,
 		Error:         s.rest.Error,
 		Log:           s.log,
@@ -277,8 +280,13 @@ func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Con
 		Host: "http://kubernetes.in-memory",
 		Transport: &handlertransport.Transport{
 			Handler: s.chain,
-			Context: func(ctx context.Context) context.Context { return filters.WithInProcessUser(ctx, u) },
-			Short:   isShort,
+			Context: func(ctx context.Context) context.Context {
+				if trace.SpanContextFromContext(ctx).IsValid() {
+					ctx = trace.ContextWithSpan(ctx, nil) // the client's span is of another component; the request has its header
+				}
+				return filters.WithInProcessUser(ctx, u)
+			},
+			Short: isShort,
 		},
 		// API Priority and Fairness replaces client-side rate limits.
 		QPS: -1,

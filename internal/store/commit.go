@@ -9,6 +9,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apiserver/pkg/storage/value"
+
+	"hyperkube/internal/base/tracing"
 )
 
 // write is an Op with its encoded and encrypted value, ready to be sent to etcd.
@@ -35,6 +37,17 @@ func (w *write) operation() string {
 	return "update"
 }
 
+// spanName returns the name of the span of a write, as in upstream.
+func spanName(operation string) string {
+	switch operation {
+	case "create":
+		return "Create etcd3"
+	case "delete":
+		return "Delete etcd3"
+	}
+	return "GuaranteedUpdate etcd3"
+}
+
 // Commit executes ops in one etcd transaction. Two ops must not have the same key. Ops of the same collection get the
 // same revision: a client whose watch breaks between their events and that resumes from this revision misses the
 // second event. Therefore use it only for objects that belong together, such as the two IPAddresses of a dual-stack
@@ -56,7 +69,9 @@ func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revisi
 		}
 	}
 	began := s.now()
-	resp, err := s.transact(ctx, writes)
+	traced, end := tracing.StartChild(ctx, spanName(writes[0].operation()))
+	resp, err := s.transact(traced, writes)
+	end(err)
 	for i := range writes {
 		s.observed(writes[i].operation(), writes[i].op.collection, began, err)
 	}

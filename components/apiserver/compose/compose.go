@@ -23,6 +23,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	clientrest "k8s.io/client-go/rest"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
 
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/admission"
@@ -40,6 +41,7 @@ import (
 	"hyperkube/components/apiserver/reviews"
 	"hyperkube/components/apiserver/serviceip"
 	"hyperkube/internal/api"
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/client"
 	"hyperkube/internal/credentials/encryption"
@@ -146,6 +148,9 @@ type Config struct {
 	Limits   apiserver.Limits
 	Audit    audit.Config
 
+	// Tracing configures the export of traces. Nil disables it.
+	Tracing *tracingapi.TracingConfiguration
+
 	// Components are the health checks of the components "scheduler" and "controller-manager", for
 	// ComponentStatuses. Missing ones are checked over HTTPS on this host.
 	Components map[string]func(context.Context) (string, error)
@@ -176,8 +181,12 @@ type Server struct {
 	authConfigPublisher *aggregation.AuthConfigPublisher
 	ownClients          *client.Clients
 	source              *inprocess.Source
+	traces              *tracing.Provider
 	ready               chan struct{}
 }
+
+// instrumentationScope is the instrumentation scope of the spans of requests.
+const instrumentationScope = "hyperkube/components/apiserver"
 
 type (
 	// lateAuthenticator and the other wrappers stand for parts of the server that need a client of the same server.
@@ -219,6 +228,10 @@ func New(cfg Config) (*Server, error) {
 		Limiter:         limiter, Limits: cfg.Limits,
 		Adopt: map[schema.GroupResource]func(api.Object){{Resource: "services"}: serviceip.Adopt(cfg.ServiceCIDRs)},
 	}
+	if s.traces, err = tracing.New(cfg.Tracing, "apiserver", ""); err != nil {
+		return nil, err
+	}
+	serverConfig.Tracer = s.traces.Tracer(instrumentationScope)
 	if s.audit, err = audit.New(cfg.Audit); err != nil {
 		return nil, err
 	}

@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/apiserver/admission"
 	"hyperkube/internal/api/catalog"
 	"hyperkube/internal/base/compatflags"
+	"hyperkube/internal/base/tracing"
 )
 
 // moreOptions contains the values of those flags of kube-apiserver that are rarely used.
@@ -34,6 +35,7 @@ type moreOptions struct {
 	shareAddress, sharePort bool
 	contention              bool
 	runtimeConfig           cliflag.ConfigurationMap
+	tracingFile             string
 }
 
 // flags adds the flags of moreOptions to f, and those that are accepted but have no effect.
@@ -47,6 +49,7 @@ func (o *moreOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.nodePort, "kubernetes-service-node-port", 0, "If non-zero, the Service kubernetes is of type NodePort, with this value as the port. If zero, it is of type ClusterIP.")
 	f.BoolVar(&o.shareAddress, "permit-address-sharing", false, "If true, SO_REUSEADDR is used when binding the port.")
 	f.BoolVar(&o.sharePort, "permit-port-sharing", false, "If true, SO_REUSEPORT is used when binding the port, which allows more than one instance to bind on the same address and port.")
+	f.StringVar(&o.tracingFile, "tracing-config-file", "", "File with apiserver tracing configuration.")
 	f.BoolVar(&o.contention, "contention-profiling", false, "Enable block profiling, if profiling is enabled.")
 	f.Var(&o.runtimeConfig, "runtime-config", "A set of key=value pairs that disable built-in APIs: group/version=false or group/version/resource=false, with v1=... for the core group. This server has stable versions of APIs only, so alpha and beta versions cannot be enabled.")
 	compatflags.Add(f, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), acceptedFlags)...)
@@ -74,7 +77,6 @@ var acceptedFlags = []compatflags.Flag{
 	{Name: "debug-socket-path", Why: "profiles are served at /debug/pprof", Only: []string{""}},
 	{Name: "enable-logs-handler", Why: "logs are not served", Bool: true},
 	{Name: "egress-selector-config-file", Why: "there is no egress proxy", Only: []string{""}},
-	{Name: "tracing-config-file", Why: "there is no tracing", Only: []string{""}},
 	{Name: "peer-ca-file", Why: "requests are not proxied to servers of other versions", Only: []string{""}},
 	{Name: "peer-advertise-ip", Why: "requests are not proxied to servers of other versions", Only: []string{""}},
 	{Name: "peer-advertise-port", Why: "requests are not proxied to servers of other versions", Only: []string{""}},
@@ -95,6 +97,10 @@ var acceptedFlags = []compatflags.Flag{
 // apply validates the flags and sets the corresponding fields of cfg. With --contention-profiling it also enables
 // block profiling in this process.
 func (o *moreOptions) apply(cfg *Config) error {
+	var err error
+	if cfg.Tracing, err = tracing.ReadFile(o.tracingFile); err != nil {
+		return fmt.Errorf("--tracing-config-file: %w", err)
+	}
 	cfg.CompactionInterval = o.compaction
 	if o.compaction == 0 {
 		cfg.CompactionInterval = -1
@@ -119,7 +125,6 @@ func (o *moreOptions) apply(cfg *Config) error {
 	if o.contention {
 		runtime.SetBlockProfileRate(1)
 	}
-	var err error
 	cfg.Disabled, err = disabledResources(o.runtimeConfig)
 	return err
 }

@@ -50,6 +50,7 @@ func (s *Server) StopTimeout() time.Duration { return s.server.StopTimeout() + 2
 // store, authentication and authorization, writes the initial cluster objects, and then starts the informers that
 // authentication, authorization and admission use. If a part fails, it stops the others and returns the error.
 func (s *Server) Run(ctx context.Context) error {
+	defer s.traces.Flush(s.cfg.Log)
 	group := &lifecycle.Group{}
 	background := context.WithoutCancel(ctx)
 	fail := func(err error) error { return errors.Join(err, group.Stop()) }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/trace"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/audit"
@@ -45,6 +46,8 @@ type Config struct {
 	Limiter Limiter
 	// Auditor records requests. Nil means no auditing.
 	Auditor Auditor
+	// Tracer starts a span for each request for a resource that is not long-running. Nil means no traces.
+	Tracer trace.Tracer
 	// Guard contains settings for browsers and load balancers.
 	Guard Guard
 	// Error responds to a request with the Status for err.
@@ -167,6 +170,14 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		c.cfg.Log.DebugContext(ctx, "API request not authenticated, rejected with 401", "method", req.Method, "path", req.URL.Path, "err", err)
 		c.refuse(w, req.WithContext(ctx), start, authenticationMethods(req), apierrors.NewUnauthorized("Unauthorized"))
 		return
+	}
+	if !long {
+		traced, end := c.startSpan(ctx, req, u, start, id)
+		if end != nil {
+			defer end(w)
+			traceStage(traced, "authentication", start)
+		}
+		ctx = traced
 	}
 	if u.GetName() == user.APIServerUser {
 		defer c.cfg.Metrics.Self(info, req.Method)
@@ -311,6 +322,7 @@ func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	now := time.Now()
 	if c.cfg.Limiter != nil {
 		c.cfg.Metrics.ObserveStage(metrics.Fairness, now.Sub(own.entered))
+		traceStage(ctx, "priorityandfairness", own.entered)
 	}
 	if err := c.authorize(ctx, info, u, now); err != nil {
 		w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -56,6 +56,9 @@ type Config struct {
 	// BookmarkEvery is the interval of bookmarks for watches that request them. Zero means one
 	// minute.
 	BookmarkEvery time.Duration
+	// RecordTraces records the trace of a write in workloads and pods, so that controllers, the scheduler and the kubelet
+	// continue it (see tracing.Record).
+	RecordTraces bool
 	// Metrics counts watch events and uses of deprecated APIs. It may be nil.
 	Metrics *metrics.Metrics
 	// Stopping is canceled when the server starts to shut down. This closes all watches. It may be
@@ -184,7 +187,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	c.warnDeprecated()
-	err := c.router().dispatch()
+	err := c.router().traceDispatch()
 	// Each iteration means that the definition has changed once more.
 	for errors.Is(err, errStopped) {
 		now := h.cfg.Registry.LookupSettled(gvr)
@@ -202,7 +205,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		// A retry is safe because nothing has been written: a dropped collection is detected when
 		// reading, or right before writing.
 		c.res = now
-		err = c.router().dispatch()
+		err = c.router().traceDispatch()
 	}
 	if err != nil {
 		h.Error(w, req, err)
