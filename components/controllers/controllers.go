@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
 	"k8s.io/utils/clock"
 
 	"hyperkube/components/controllers/csrsigning"
@@ -25,6 +26,7 @@ import (
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/controllers/serviceaccounttoken"
 	"hyperkube/internal/base/cloudprovider"
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/client"
 	"hyperkube/internal/client/leaderelection"
 	"hyperkube/internal/serving/componentmetrics"
@@ -111,11 +113,16 @@ type Config struct {
 	// Election configures leader election; its zero value is upstream's default.
 	Election leaderelection.Election
 
+	// Tracing configures the export of traces. Nil disables it.
+	Tracing *tracingapi.TracingConfiguration
 	// Clock returns the current time. If nil, the real clock is used.
 	Clock clock.PassiveClock
 	// Log may be nil.
 	Log *slog.Logger
 }
+
+// instrumentationScope is the instrumentation scope of the spans of controllers.
+const instrumentationScope = "hyperkube/components/controllers"
 
 // Manager runs the selected controllers in one process. Use New to create it.
 type Manager struct {
@@ -127,6 +134,7 @@ type Manager struct {
 	registry *prometheus.Registry
 	leaders  *componentmetrics.Leaders
 	queues   *componentmetrics.Queues
+	traces   *tracing.Provider
 }
 
 // runningController is a controller that Run runs, with its event recorder.
@@ -172,6 +180,9 @@ func New(cfg Config) (*Manager, error) {
 			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
 	}
+	if m.traces, err = tracing.New(cfg.Tracing, component, ""); err != nil {
+		return nil, err
+	}
 	for _, d := range chosen {
 		if cfg.Served != nil && slices.ContainsFunc(d.needs, func(r schema.GroupVersionResource) bool { return !cfg.Served(r) }) {
 			cfg.Log.Info("controller not started because the API server does not serve a resource that it needs; to start it, enable the resource and restart the controller manager", "controller", d.name)
@@ -199,6 +210,7 @@ func New(cfg Config) (*Manager, error) {
 				Log:       cfg.Log,
 				Workers:   workers,
 				Metrics:   m.registry,
+				Tracer:    m.traces.Tracer(instrumentationScope),
 				Queues:    m.queues,
 			},
 		})
@@ -253,6 +265,7 @@ func (m *Manager) Names() []string {
 // Run runs the controllers until ctx is done. With leader election, it waits for the lease first. It returns an error
 // when a controller fails or the lease is lost; the process should then exit and be started again.
 func (m *Manager) Run(ctx context.Context) error {
+	defer m.traces.Flush(m.log)
 	if m.cfg.LeaderElect {
 		return m.lead(ctx)
 	}

@@ -57,6 +57,7 @@ func (f *Flags) Apply(base Config) (Config, error) {
 	}
 	for flag, keep := range map[string]func(){
 		"controllers":                 func() { cfg.Controllers = base.Controllers },
+		"tracing-config-file":         func() { cfg.Tracing = base.Tracing },
 		"terminated-pod-gc-threshold": func() { cfg.TerminatedPodThreshold = base.TerminatedPodThreshold },
 		"node-monitor-grace-period":   func() { cfg.NodeLifecycle.GracePeriod = base.NodeLifecycle.GracePeriod },
 	} {

@@ -36,11 +36,21 @@ func (f *Flags) Validate() error {
 	if _, err := profiles(f.file); err != nil {
 		return err
 	}
+	if _, err := f.options.tracing(); err != nil {
+		return err
+	}
 	return f.options.serving.Validate()
 }
 
-// Apply returns base with the settings of the document.
-func (f *Flags) Apply(base Config) (Config, error) { return applyFile(base, f.file) }
+// Apply returns base with the settings of the document and the flags.
+func (f *Flags) Apply(base Config) (Config, error) {
+	cfg, err := applyFile(base, f.file)
+	if err != nil || !f.set.Changed("tracing-config-file") {
+		return cfg, err
+	}
+	cfg.Tracing, err = f.options.tracing()
+	return cfg, err
+}
 
 // applyFile returns cfg with the settings of file that configure scheduling.
 func applyFile(cfg Config, file *configv1.KubeSchedulerConfiguration) (Config, error) {

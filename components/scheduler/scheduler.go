@@ -21,11 +21,13 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/plugins"
 	"hyperkube/components/scheduler/state"
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/client"
 	"hyperkube/internal/serving/componentmetrics"
 )
@@ -51,6 +53,8 @@ type Config struct {
 	InitialBackoff, MaxBackoff time.Duration
 	// Binders is the number of concurrent bindings; zero means sixteen.
 	Binders int
+	// Tracing configures the export of traces. Nil disables it.
+	Tracing *tracingapi.TracingConfiguration
 	Log     *slog.Logger
 }
 
@@ -67,6 +71,7 @@ type Scheduler struct {
 	// registry contains the metrics; nil if they are registered elsewhere.
 	registry *prometheus.Registry
 	extended []*extender
+	traces   *tracing.Provider
 
 	// The fields below belong to the goroutine of Run.
 	state   *state.State
@@ -134,6 +139,9 @@ func New(cfg Config) (*Scheduler, error) {
 		return 1
 	})
 	var err error
+	if s.traces, err = tracing.New(cfg.Tracing, component, ""); err != nil {
+		return nil, fmt.Errorf("scheduler: %w", err)
+	}
 	s.leaders = componentmetrics.NewLeaders()
 	if cfg.Metrics == nil {
 		s.registry = prometheus.NewRegistry()
@@ -171,6 +179,7 @@ func (s *Scheduler) Synced() bool {
 
 // Run schedules pods until ctx is done. It then waits for bindings in progress and returns nil. Call it once.
 func (s *Scheduler) Run(ctx context.Context) error {
+	defer s.traces.Flush(s.cfg.Log)
 	if !cache.WaitFor(ctx, "", s.listers.synced...) {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -64,6 +65,7 @@ type writers struct {
 	extended []*extender
 	claims   *claimBinder
 	volumes  *volumeBinder
+	tracer   trace.Tracer // nil if no traces are exported
 	// reserving are the pods whose reservations are being written.
 	reserving reserving
 
@@ -78,6 +80,7 @@ func (s *Scheduler) newWriters() *writers {
 		kube: kube, log: log, metrics: s.metrics, inbox: s.inbox, extended: s.extended, work: make([]chan *decision, s.cfg.Binders),
 		claims:  &claimBinder{kube: kube, log: log, inbox: s.inbox, devices: s.devices},
 		volumes: &volumeBinder{kube: kube, volumes: s.volumes, nodes: s.listers.nodes},
+		tracer:  s.traces.Tracer(instrumentationScope),
 	}
 }
 
@@ -135,7 +138,10 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 		w.metrics.attempt(d.profile, "unschedulable", time.Since(d.start))
 	}
 	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(d.reason))
-	if err := w.setUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
+	traced, end := w.startSpan(ctx, d)
+	err := w.setUnschedulable(traced, d)
+	end(errors.New(d.reason))
+	if err != nil && ctx.Err() == nil {
 		w.log.Warn("updating condition PodScheduled of unschedulable pod failed; its status does not show why the pod is pending, retrying at its next scheduling attempt", "pod", name(d.pod), "err", err)
 	}
 	if d.deallocated != nil {
@@ -151,7 +157,7 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 	if d.nominated == nil || *d.nominated == "" {
 		return
 	}
-	err := w.evict(ctx, d, recorder)
+	err = w.evict(ctx, d, recorder)
 	if err != nil && ctx.Err() == nil {
 		w.log.Warn("evicting preemption victims for pod failed; some may still run, and the pod stays pending until it is scheduled again after its back-off", "pod", name(d.pod), "node", *d.nominated, "err", err)
 	}
@@ -162,7 +168,10 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 // and sends a message, so that the pod is scheduled again.
 func (w *writers) bind(ctx context.Context, d *decision, recorder events.EventRecorder) {
 	pod := d.pod
-	if err := w.place(ctx, d, recorder); err != nil {
+	traced, end := w.startSpan(ctx, d)
+	err := w.place(traced, d, recorder)
+	end(err)
+	if err != nil {
 		if d.reservation != nil {
 			w.claims.release(ctx, d.reservation)
 		}

@@ -55,7 +55,7 @@ func New(env control.Env) (*Controller, error) {
 	if err := env.Register(c.skew); err != nil {
 		return nil, err
 	}
-	c.Loop = control.NewLoop(env, "cronjob", c.sync)
+	c.Loop = control.NewLoop(env, "cronjob", env.Traced("CronJob", crons.Informer(), c.sync))
 	if err := control.AddOwnerIndex(jobs.Informer()); err != nil {
 		return nil, err
 	}

@@ -82,7 +82,7 @@ func New(env control.Env) (*Controller, error) {
 		expect:    control.NewExpectations(env.Clock),
 		failed:    map[backoffKey]failure{},
 	}
-	c.Loop = control.NewLoop(env, "daemonset", c.sync)
+	c.Loop = control.NewLoop(env, "daemonset", env.Traced("DaemonSet", sets.Informer(), c.sync))
 	if err := control.AddOwnerIndex(pods.Informer(), revisions.Informer()); err != nil {
 		return nil, err
 	}

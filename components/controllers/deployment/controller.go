@@ -50,7 +50,7 @@ func New(env control.Env) (*Controller, error) {
 		setIndex:    sets.Informer().GetIndexer(),
 		podIndex:    pods.Informer().GetIndexer(),
 	}
-	c.Loop = control.NewLoop(env, "deployment", c.sync)
+	c.Loop = control.NewLoop(env, "deployment", env.Traced("Deployment", deployments.Informer(), c.sync))
 	if err := control.AddOwnerIndex(sets.Informer(), pods.Informer()); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"hyperkube/internal/base/tracing"
 )
 
 // Annotations with which a Deployment stores state on its ReplicaSets and itself.
@@ -33,6 +35,7 @@ var ownAnnotations = map[string]bool{
 	desiredReplicasAnnotation:          true,
 	maxReplicasAnnotation:              true,
 	rollbackAnnotation:                 true,
+	tracing.Annotation:                 true,
 }
 
 // isRolling reports whether the strategy of d is RollingUpdate.

@@ -75,7 +75,7 @@ func New(env control.Env) (*Controller, error) {
 	if err := env.Register(c.metrics.collectors()...); err != nil {
 		return nil, err
 	}
-	c.Loop = control.NewLoop(env, "job", c.sync)
+	c.Loop = control.NewLoop(env, "job", env.Traced("Job", jobs.Informer(), c.sync))
 	if err := control.AddOwnerIndex(pods.Informer()); err != nil {
 		return nil, err
 	}

@@ -99,7 +99,7 @@ func NewFlavor(env control.Env, f Flavor) (*Controller, error) {
 		podIndex: pods.Informer().GetIndexer(),
 		expect:   control.NewExpectations(env.Clock),
 	}
-	c.Loop = control.NewLoop(env, f.Name, c.sync)
+	c.Loop = control.NewLoop(env, f.Name, env.Traced(f.Kind.Kind, f.Informer, c.sync))
 	if err := control.AddOwnerIndex(pods.Informer(), f.Informer); err != nil {
 		return nil, err
 	}

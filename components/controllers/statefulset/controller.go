@@ -55,7 +55,7 @@ func New(env control.Env) (*Controller, error) {
 		podIndex:  pods.Informer().GetIndexer(),
 		revisions: revisions.Informer().GetIndexer(),
 	}
-	c.Loop = control.NewLoop(env, "statefulset", c.sync)
+	c.Loop = control.NewLoop(env, "statefulset", env.Traced("StatefulSet", sets.Informer(), c.sync))
 	if err := control.AddOwnerIndex(pods.Informer(), revisions.Informer()); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
@@ -34,6 +35,8 @@ type Env struct {
 	Metrics prometheus.Registerer
 	// Queues records metrics of work queues. If nil, there are none.
 	Queues *componentmetrics.Queues
+	// Tracer starts the spans of Traced. If nil, there are none.
+	Tracer trace.Tracer
 	// Workers is the number of concurrent syncs; values below one mean five.
 	Workers int
 }
