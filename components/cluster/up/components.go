@@ -81,6 +81,7 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server, usage *m
 		Components: map[string]func(context.Context) (string, error){"scheduler": healthy, "controller-manager": healthy},
 		Profiling:  true,
 		Limits:     apiserver.Limits{Stored: db.MaxRequestBytes()},
+		Tracing:    c.settings.Components.Tracing,
 		Log:        c.log.With("component", "kube-apiserver"),
 	}
 	if cfg.Audit, err = c.auditConfig(); err != nil {
@@ -203,6 +204,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, db *etcd
 		Signing:       controllers.SignWith(c.pki.CA.Cert, c.pki.CA.Key),
 		NodeLifecycle: nodelifecycle.Config{GracePeriod: c.nodeMonitorGracePeriod},
 		Metadata:      controllers.SharedInformers(ctx, p.shared),
+		Tracing:       c.settings.Components.Tracing,
 		Log:           c.log.With("component", "kube-controller-manager"),
 	}
 	if flags := c.settings.Components.Controllers; flags != nil {
@@ -221,6 +223,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server, db *etcd
 		Clients: schedulerClients,
 		// Pods that are created before the node otherwise wait a second for a retry.
 		InitialBackoff: 20 * time.Millisecond,
+		Tracing:        c.settings.Components.Tracing,
 		Log:            c.log.With("component", "kube-scheduler"),
 	}
 	if flags := c.settings.Components.Scheduler; flags != nil {

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/apiserver/compose"
@@ -18,6 +20,7 @@ import (
 	"hyperkube/components/proxy"
 	"hyperkube/components/scheduler"
 	"hyperkube/internal/base/strictyaml"
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/host/layout"
 )
 
@@ -29,6 +32,9 @@ type Components struct {
 	Scheduler   *scheduler.Flags
 	Kubelet     *kubeletconfig.Overrides
 	Proxy       *proxy.Flags
+	// Tracing configures the traces of API server, controllers and scheduler, and those of the kubelet unless its own
+	// configuration does.
+	Tracing *tracingapi.TracingConfiguration
 }
 
 // buildComponents parses and validates the extra arguments and documents of the components, and sets c.Components to
@@ -58,6 +64,7 @@ func (r *reader) buildComponents(c *Config) {
 	}
 	out.Scheduler = buildComponent(r, "kube-scheduler", schedulerKind, items(cluster, "scheduler", "extraArgs"), scheduler.NewFlags)
 	out.Proxy = buildComponent(r, "kube-proxy", proxyKind, items(up, proxyArgs), proxy.NewFlags)
+	out.Tracing = r.buildTracing()
 	args := items(up, kubeletArgs)
 	if len(args) > 0 {
 		set := newSet()
@@ -73,6 +80,21 @@ func (r *reader) buildComponents(c *Config) {
 			return out.Kubelet.Validate(file)
 		})
 	}
+}
+
+// buildTracing returns the configuration of traces, or nil if the files contain none or an invalid one.
+func (r *reader) buildTracing() *tracingapi.TracingConfiguration {
+	doc := r.merged[tracingKind]
+	if doc == nil || len(r.errs) > 0 {
+		return nil
+	}
+	cfg, errs := strictyaml.Decode[apiserverv1.TracingConfiguration](doc)
+	if len(errs) > 0 { // only if documents were merged to one that is not valid
+		r.failDecoding(doc, errs)
+		return nil
+	}
+	r.validate(doc, nil, tracingKind, func() error { return tracing.Validate(&cfg.TracingConfiguration) })
+	return &cfg.TracingConfiguration
 }
 
 // checkPort returns an error if the port of the API server is that of another component.
@@ -116,9 +138,20 @@ func positionOf(doc *strictyaml.Node, args []*strictyaml.Node) *strictyaml.Node 
 }
 
 // KubeletConfiguration returns the KubeletConfiguration of the files, over which a file, a directory of drop-in files and the flags
-// of the kubelet take precedence. It returns nil if all are empty.
+// of the kubelet take precedence. Unless it configures traces, those of the TracingConfiguration are added. It returns nil if all are
+// empty.
 func (c *Config) KubeletConfiguration(file, dir string) (*kubeletv1beta1.KubeletConfiguration, error) {
-	return c.Components.Kubelet.Load(jsonOf(c.documents[kubeletKind]), file, dir)
+	cfg, err := c.Components.Kubelet.Load(jsonOf(c.documents[kubeletKind]), file, dir)
+	if err != nil || c.Components.Tracing == nil {
+		return cfg, err
+	}
+	if cfg == nil {
+		cfg = &kubeletv1beta1.KubeletConfiguration{}
+	}
+	if cfg.Tracing == nil {
+		cfg.Tracing = c.Components.Tracing
+	}
+	return cfg, nil
 }
 
 // jsonOf returns a document as JSON; nil if doc is nil.

@@ -3,12 +3,14 @@ package upconfig
 import (
 	"strings"
 
+	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/cluster/kubeadmapi"
 	"hyperkube/internal/base/strictyaml"
+	"hyperkube/internal/base/tracing"
 )
 
 // Kind and APIVersion identify the documents with hyperkube's own settings.
@@ -23,6 +25,7 @@ const (
 	kubeletKind   = "KubeletConfiguration"
 	proxyKind     = "KubeProxyConfiguration"
 	schedulerKind = "KubeSchedulerConfiguration"
+	tracingKind   = tracing.Kind
 )
 
 // kind is a kind of document that a configuration file of `up` may contain.
@@ -40,6 +43,7 @@ func kinds() []kind {
 		{kubeletKind, kubeletv1beta1.SchemeGroupVersion.String(), checkDocument[kubeletv1beta1.KubeletConfiguration]},
 		{proxyKind, kubeproxyv1alpha1.SchemeGroupVersion.String(), checkDocument[kubeproxyv1alpha1.KubeProxyConfiguration]},
 		{schedulerKind, configv1.SchemeGroupVersion.String(), checkDocument[configv1.KubeSchedulerConfiguration]},
+		{tracingKind, tracing.Versions()[0], checkDocument[apiserverv1.TracingConfiguration]},
 	}
 }
 

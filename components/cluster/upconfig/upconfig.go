@@ -1,9 +1,10 @@
 // Package upconfig reads the configuration files of `up`: /etc/hyperkube/config.yaml and its drop-in files, or the file of
-// `up --config`. A file contains up to five documents:
+// `up --config`. A file contains up to six documents:
 //
 //   - UpConfiguration of hyperkube.io/v1alpha1, whose keys are the flags of `up`
 //   - ClusterConfiguration of kubeadm, with extra arguments of the control plane components
 //   - KubeletConfiguration, KubeProxyConfiguration and KubeSchedulerConfiguration of Kubernetes
+//   - TracingConfiguration of Kubernetes, which here configures the traces of all components that have traces
 //
 // Load rejects everything that would have no effect, with the file and the line. It parses extra arguments with the flags of the
 // components, so that `up` only applies the result. running.go stores the configuration of a running cluster, so that the next `up`

@@ -58,6 +58,7 @@ const (
 	clusterHead   = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n"
 	kubeletHead   = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 	proxyHead     = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	tracingHead   = "apiVersion: apiserver.config.k8s.io/v1\nkind: TracingConfiguration\n"
 	schedulerHead = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
 )
 
@@ -219,6 +220,9 @@ func TestErrors(t *testing.T) {
 		"proxy: mode":             {proxyHead + "mode: ipvs", []string{`config.yaml:1: KubeProxyConfiguration: mode: unsupported value "ipvs"`}},
 		"proxy: client":           {proxyHead + "clientConnection: {kubeconfig: /x}", []string{"clientConnection.kubeconfig"}},
 		"scheduler: plugin":       {schedulerHead + "profiles:\n- plugins: {score: {enabled: [{name: Magic}]}}", []string{"config.yaml:1: KubeSchedulerConfiguration: ", "Magic"}},
+		"tracing: rate":           {tracingHead + "samplingRatePerMillion: 2000000", []string{"config.yaml:1: TracingConfiguration: ", "less than or equal to one million"}},
+		"tracing: field":          {tracingHead + "sampling: 1", []string{"config.yaml:3: TracingConfiguration: sampling: unknown field"}},
+		"tracing: version":        {"apiVersion: apiserver.config.k8s.io/v1beta1\nkind: TracingConfiguration\n", []string{"expected apiserver.config.k8s.io/v1"}},
 		"scheduler: field":        {schedulerHead + "profiles:\n- pluginz: {}", []string{"config.yaml:4: KubeSchedulerConfiguration: profiles[0].pluginz: unknown field"}},
 	} {
 		_, got := loadOne(t, c.text)
@@ -226,6 +230,28 @@ func TestErrors(t *testing.T) {
 			if !strings.Contains(got, want) {
 				t.Errorf("%s: got %q, want %q", name, got, want)
 			}
+		}
+	}
+}
+
+// TestTracing checks that one document configures the traces of all components, except those of a kubelet that has its own.
+func TestTracing(t *testing.T) {
+	document := tracingHead + "endpoint: collector:4317\n"
+	for text, kubelet := range map[string]string{
+		document: "collector:4317",
+		document + "---\n" + kubeletHead + "tracing: {endpoint: 'other:4317'}\n": "other:4317",
+		document + "---\n" + kubeletHead + "maxPods: 5\n":                        "collector:4317",
+	} {
+		c, failed := loadOne(t, text)
+		if failed != "" {
+			t.Fatal(failed)
+		}
+		if got := c.Components.Tracing; got == nil || *got.Endpoint != "collector:4317" {
+			t.Errorf("%s: got %+v", text, got)
+		}
+		file, err := c.KubeletConfiguration("", "")
+		if err != nil || file == nil || file.Tracing == nil || *file.Tracing.Endpoint != kubelet {
+			t.Errorf("%s: the kubelet has %+v, %v", text, file, err)
 		}
 	}
 }
