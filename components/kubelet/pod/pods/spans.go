@@ -21,9 +21,9 @@ const (
 )
 
 // span starts a trace span for an operation on a pod that began at began; the zero time means now. kind is an
-// attribute of the span unless it is "". The span belongs to the trace of the write that created the pod, if the
-// API server has recorded one recently, and is otherwise the root of its own trace. Calls with the returned context are part of the span. The caller
-// must call end with the result of the operation. Without a tracer, span returns ctx.
+// attribute of the span unless it is "". The span belongs to the trace of the write that created or changed the pod, if
+// the API server has recorded one recently, and otherwise starts a new trace. Calls with the returned context are part
+// of the span. The caller must call end with the result of the operation. Without a tracer, span returns ctx.
 func (h *host) span(ctx context.Context, pod *v1.Pod, name string, kind telemetry.Operation, began time.Time) (spanned context.Context, end func(error)) {
 	if h.Tracer == nil {
 		return ctx, func(error) {}
