@@ -146,6 +146,8 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("POST /apply", s.authenticated(apply))
 	mux.HandleFunc("GET /yaml", s.authenticated(showYAML))
 	mux.HandleFunc("GET /explanation", s.authenticated(explain))
+	mux.HandleFunc("GET /connections", s.authenticated(showConnections))
+	mux.HandleFunc("GET /certificates", s.authenticated(listCertificates))
 	if s.forwards != nil {
 		s.forwardRoutes(mux)
 	}

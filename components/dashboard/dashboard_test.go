@@ -55,6 +55,7 @@ func apiServer(t *testing.T) *httptest.Server {
 	mux.HandleFunc("/api/v1/namespaces/default/pods/secret", status(http.StatusForbidden, "Forbidden"))
 	mux.HandleFunc("/api/v1/nodes/n", status(http.StatusForbidden, "Forbidden"))
 	mux.HandleFunc("/api/v1/namespaces/default/events", status(http.StatusForbidden, "Forbidden"))
+	mux.HandleFunc("/apis/certificates.k8s.io/v1/certificatesigningrequests", status(http.StatusForbidden, "Forbidden"))
 	mux.HandleFunc("/api/v1/pods", func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("watch") != "" {
 			w.(http.Flusher).Flush()

@@ -384,6 +384,8 @@ func TestAccessibility(t *testing.T) {
 			{"create", "/create", "Apply"},
 			{"access", "/access", "You are"},
 			{"health", "/health", "The API server is ready"},
+			{"network", "/network?ns=default&pod=default/client", "May connect to it"},
+			{"storage", "/storage", "Classes"},
 			{"log-search", "/logs", "Log collection is off"},
 			{"forwards", "/forwards", "No port is forwarded"},
 			{"types", "/types", "Lease"},

@@ -138,6 +138,8 @@ func TestPages(t *testing.T) {
 		{"create", "/create", "Apply"},
 		{"access", "/access", "You are"},
 		{"health", "/health", "The API server is ready"},
+		{"network", "/network", "Allowed connections"},
+		{"storage", "/storage", "Classes"},
 		{"log-search", "/logs", "Log collection is off"},
 		{"forwards", "/forwards", "No port is forwarded"},
 		{"types", "/types", "Lease"},

@@ -1,6 +1,7 @@
 // The page with the health of the control plane.
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, request } from "./api";
+import { Certificates } from "./certificates";
 import { bytes, plural } from "./format";
 import { Loading, Problem } from "./ui";
 
@@ -43,10 +44,17 @@ interface Verb {
   measured: number;
 }
 
+/** Requests are the requests for a resource. */
+interface Requests {
+  total: number;
+  byVerb: Map<string, number>;
+}
+
 interface State {
   at: number;
   checks: { name: string; ok: boolean }[];
   verbs: Map<string, Verb>;
+  resources: Map<string, Requests>;
   objects: Sample[];
   size: number;
   inflight: number;
@@ -61,6 +69,7 @@ async function load(): Promise<State> {
   ]);
   const found = parse(text, Object.values(metrics));
   const verbs = new Map<string, Verb>();
+  const resources = new Map<string, Requests>();
   const verb = (s: Sample) => {
     const name = s.labels.verb ?? "";
     let v = verbs.get(name);
@@ -70,6 +79,11 @@ async function load(): Promise<State> {
   for (const s of found.get(metrics.requests)!) {
     verb(s).requests += s.value;
     if (s.labels.code?.startsWith("5")) verb(s).errors += s.value;
+    const resource = [s.labels.resource || "none", s.labels.group].filter(Boolean).join(".");
+    let r = resources.get(resource);
+    if (!r) resources.set(resource, (r = { total: 0, byVerb: new Map() }));
+    r.total += s.value;
+    r.byVerb.set(s.labels.verb ?? "", (r.byVerb.get(s.labels.verb ?? "") ?? 0) + s.value);
   }
   for (const s of found.get(metrics.sum)!) verb(s).seconds += s.value;
   for (const s of found.get(metrics.count)!) verb(s).measured += s.value;
@@ -78,6 +92,7 @@ async function load(): Promise<State> {
     at: Date.now(),
     checks: [...ready.matchAll(/^\[([+-])\](\S+)/gm)].map((m) => ({ name: m[2], ok: m[1] === "+" })),
     verbs,
+    resources,
     objects: found.get(metrics.objects)!.filter((s) => s.value > 0).sort((a, b) => b.value - a.value),
     size: sum(metrics.size), inflight: sum(metrics.inflight), queued: sum(metrics.queued),
   };
@@ -145,6 +160,23 @@ export function HealthPage() {
               </tbody>
             </table>
           </div>
+          <h2>Requests by resource</h2>
+          <div class="scroll" tabIndex={0} role="group" aria-label="Requests by resource">
+            <table class="simple requests">
+              <thead><tr><th>Resource</th><th>Per second</th><th>Since the start</th><th>Verbs</th></tr></thead>
+              <tbody>
+                {[...now.resources].sort((a, b) => b[1].total - a[1].total).slice(0, 20).map(([name, r]) => (
+                  <tr key={name}>
+                    <td>{name}</td>
+                    <td>{before ? ((r.total - (before.resources.get(name)?.total ?? 0)) / ((now.at - before.at) / 1000)).toFixed(1) : "…"}</td>
+                    <td>{r.total}</td>
+                    <td>{[...r.byVerb].sort((a, b) => b[1] - a[1]).map(([verb, n]) => `${verb || "other"} ${n}`).join(", ")}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          <p class="muted">The API server does not count requests by user. The audit log has the user of each request.</p>
           <h2>Objects by type</h2>
           <div class="scroll" tabIndex={0}>
             <table class="simple">
@@ -159,6 +191,7 @@ export function HealthPage() {
           </div>
         </>
       )}
+      <Certificates />
     </section>
   );
 }

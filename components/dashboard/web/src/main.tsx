@@ -9,6 +9,8 @@ import { ListPage } from "./list";
 import { ObjectPage } from "./object";
 import { Overview } from "./overview";
 import { HealthPage } from "./health";
+import { NetworkPage } from "./networkpage";
+import { StoragePage } from "./storagepage";
 import { LogSearchPage } from "./logsearch";
 import { interceptLinks, navigate, setQuery, useRoute } from "./router";
 import "./sheet";
@@ -164,6 +166,8 @@ function Shell({ session }: { session?: Session }) {
         ))}
         <section>
           <h2>More</h2>
+          <NavLink href="/network" path={path === "network"}>Network</NavLink>
+          <NavLink href="/storage" path={path === "storage"}>Storage</NavLink>
           <NavLink href="/logs" path={path === "logs"}>Log search</NavLink>
           {session?.forwarding && <NavLink href="/forwards" path={path === "forwards"}>Port forwards</NavLink>}
           <NavLink href="/health" path={path === "health"}>Control plane health</NavLink>
@@ -200,6 +204,8 @@ function Content({ route, all, namespace, forwarding }: ContentProps) {
   if (kind === "forwards" && forwarding) return <ForwardsPage />;
   if (kind === "access") return <AccessPage namespace={namespace} />;
   if (!all) return <Loading rows={12} />;
+  if (kind === "network") return <NetworkPage all={all} namespace={namespace} route={route} />;
+  if (kind === "storage") return <StoragePage all={all} namespace={namespace} />;
   if (kind === "types") return <Types all={all} />;
   const r = kind === "r" && all.find((one) => one.group === (group === "core" ? "" : group) && one.plural === plural);
   if (!r) return <Problem error={{ code: 404, message: `The cluster does not serve ${plural ?? location.pathname}.` }} />;
@@ -287,7 +293,7 @@ function Palette({ all, onClose }: { all: Resource[]; onClose: () => void }) {
   const [word, setWord] = useState("");
   const [active, setActive] = useState(0);
   const entries = useMemo(() => {
-    const pages = [["Overview", "/"], ["Create from file", "/create"], ["Log search", "/logs"], ["Control plane health", "/health"], ["Access review", "/access"], ["All types", "/types"]].map(([label, href]) => ({ label, href, detail: "page", words: label }));
+    const pages = [["Overview", "/"], ["Create from file", "/create"], ["Network", "/network"], ["Storage", "/storage"], ["Log search", "/logs"], ["Control plane health", "/health"], ["Access review", "/access"], ["All types", "/types"]].map(([label, href]) => ({ label, href, detail: "page", words: label }));
     const types = all.map((r) => ({ label: r.kind, href: pagePath(r), detail: r.group || "core", words: [r.kind, r.plural, ...r.shortNames].join(" ") }));
     const w = word.toLowerCase();
     const exact = (t: { words: string }) => (t.words.toLowerCase().split(" ").includes(w) ? 0 : t.words.toLowerCase().startsWith(w) ? 1 : 2);

@@ -1,0 +1,62 @@
+package dashboard
+
+import (
+	"context"
+	"net/http"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"hyperkube/components/dashboard/policy"
+)
+
+// showConnections responds with the connections of a pod that NetworkPolicies allow. The parameters are namespace and name. The user needs
+// the permission to list NetworkPolicies of the namespace, and all pods and namespaces.
+func showConnections(w http.ResponseWriter, r *http.Request, one *session) {
+	q := r.URL.Query()
+	namespace, name := q.Get("namespace"), q.Get("name")
+	if namespace == "" || name == "" {
+		http.Error(w, "the parameters namespace and name are required", http.StatusBadRequest)
+		return
+	}
+	kube, err := kubernetes.NewForConfigAndClient(one.upstream.rest, one.upstream.client)
+	if err != nil {
+		http.Error(w, "creating the API client: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	out, err := connections(r.Context(), kube, namespace, name)
+	switch {
+	case err == nil:
+		respond(w, out)
+	case apierrors.IsNotFound(err):
+		http.Error(w, err.Error(), http.StatusNotFound)
+	case apierrors.IsForbidden(err):
+		http.Error(w, err.Error(), http.StatusForbidden)
+	default:
+		http.Error(w, err.Error(), http.StatusBadGateway)
+	}
+}
+
+// connections reads the objects that policy.Allowed needs. Without NetworkPolicies, it does not list pods and namespaces.
+func connections(ctx context.Context, kube kubernetes.Interface, namespace, name string) (policy.Connections, error) {
+	pod, err := kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return policy.Connections{}, err
+	}
+	policies, err := kube.NetworkingV1().NetworkPolicies(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return policy.Connections{}, err
+	}
+	namespaces, pods := &corev1.NamespaceList{}, &corev1.PodList{}
+	if len(policies.Items) > 0 {
+		if namespaces, err = kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{}); err != nil {
+			return policy.Connections{}, err
+		}
+		if pods, err = kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{}); err != nil {
+			return policy.Connections{}, err
+		}
+	}
+	return policy.Allowed(pod, policies.Items, namespaces.Items, pods.Items)
+}
