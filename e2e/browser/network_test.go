@@ -52,7 +52,6 @@ func TestNetwork(t *testing.T) {
 	for _, text := range []string{"1 of 2 ready", "unready (not ready)", "80/TCP", "Ingress front"} {
 		b.until(`document.querySelector(".services tbody tr")?.innerText.includes("` + text + `")`)
 	}
-	b.until(`document.querySelector("select[name=pod] option[value='network/ready']")`)
 	b.until(`(() => {
 		const s = document.querySelector("select[name=pod]");
 		s.value = "network/ready";
