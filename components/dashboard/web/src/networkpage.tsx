@@ -90,8 +90,8 @@ export function NetworkPage({ all, namespace, route }: { all: Resource[]; namesp
                       <div class="small">{own.map((o) => <a key={o.metadata.uid} class="muted" href={pageOf(sliceType, at, o.metadata.name)}>{o.metadata.name} </a>)}</div>
                     </td>
                     <td>
-                      {ingresses.list.filter((i) => i.metadata.namespace === at && ingressBackends(i).includes(name)).map((i) => <div key={i.metadata.uid}><a href={pageOf(ingressType, at, i.metadata.name)}>Ingress {i.metadata.name}</a></div>)}
-                      {routeType && routes.list.filter((r) => leadsTo(r, at, name)).map((r) => <div key={r.metadata.uid}><a href={pageOf(routeType, r.metadata.namespace, r.metadata.name)}>HTTPRoute {r.metadata.name}</a></div>)}
+                      {ingresses.list.filter((i) => i.metadata.namespace === at && ingressBackends(i).includes(name)).map((i) => <div key={i.metadata.uid} class="small"><a href={pageOf(ingressType, at, i.metadata.name)}>Ingress {i.metadata.name}</a></div>)}
+                      {routeType && routes.list.filter((r) => leadsTo(r, at, name)).map((r) => <div key={r.metadata.uid} class="small"><a href={pageOf(routeType, r.metadata.namespace, r.metadata.name)}>HTTPRoute {r.metadata.name}</a></div>)}
                     </td>
                   </tr>
                 );
