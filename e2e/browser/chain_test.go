@@ -10,7 +10,7 @@ func TestChain(t *testing.T) {
 	deploy(t)
 	b := newTab(t, serve(t))
 	b.open("/r/apps/v1/deployments/default/web")
-	set := strings.TrimSpace(kubectl(t, "get", "replicasets", "-l", "app=web", "-o", "jsonpath={.items[0].metadata.name}"))
+	set := strings.TrimSpace(kubectl(t, "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].metadata.ownerReferences[0].name}"))
 	pods := strings.Fields(kubectl(t, "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].metadata.name}"))
 	slice := strings.TrimSpace(kubectl(t, "get", "endpointslices", "-l", "kubernetes.io/service-name=web", "-o", "jsonpath={.items[0].metadata.name}"))
 	box := func(text string) string {
