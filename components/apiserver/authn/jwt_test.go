@@ -206,6 +206,7 @@ anonymous:
 	if a, err = New(Config{Log: slog.Default(), ConfigFile: file, Anonymous: true}); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(a.issuers.cancel) // it may still request the keys of the issuer
 	if !anonymous("/api") {
 		t.Error("the flag is ignored although the file does not configure it")
 	}

@@ -119,17 +119,19 @@ func (s *server) serveHTTP(listener net.Listener) {
 // tlsConfig returns the TLS configuration of the listener for the server name that a client requests. If no listener that
 // terminates TLS has the name, the configuration has no certificate, so that clients receive the alert unrecognized_name.
 func (s *server) tlsConfig(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-	noCertificate := &tls.Config{MinVersion: tls.VersionTLS12}
 	p := s.plane.table.Load().ports[s.id]
 	if p == nil {
-		return noCertificate, nil
+		return noCertificate(), nil
 	}
 	l, ok := p.listeners.find(normalizeHost(hello.ServerName))
 	if !ok || l.tls == nil {
-		return noCertificate, nil
+		return noCertificate(), nil
 	}
 	return l.tls, nil
 }
+
+// noCertificate returns a TLS configuration with which every handshake fails.
+func noCertificate() *tls.Config { return &tls.Config{MinVersion: tls.VersionTLS12} }
 
 // closeListener stops accepting connections and datagrams. Forwarded connections then have the drain timeout to end.
 func (s *server) closeListener() {
