@@ -107,13 +107,13 @@ func TestFlags(t *testing.T) {
 	}
 	for _, wrong := range []string{"--goaway-chance=0.5", "--endpoint-reconciler-type=master-count", "--endpoint-reconciler-type=x",
 		"--default-not-ready-toleration-seconds=-1", "--kubernetes-service-node-port=70000", "--tls-min-version=VersionTLS9", "--tls-cipher-suites=NONE",
-		"--runtime-config=v1=false", "--runtime-config=api/all=false", "--runtime-config=batch/v1=maybe",
+		"--tracing-config-file=/missing", "--runtime-config=v1=false", "--runtime-config=api/all=false", "--runtime-config=batch/v1=maybe",
 		"--runtime-config=api/beta=true", "--runtime-config=resource.k8s.io/v1beta1=true", "--runtime-config=api/alpha", "--runtime-config=batch/v1/jobz=true"} {
 		if _, err := read(wrong); err == nil {
 			t.Errorf("%s is accepted", wrong)
 		}
 	}
-	for _, wrong := range []string{"--watch-cache=false", "--egress-selector-config-file=x", "--tracing-config-file=x", "--logging-format=xml"} {
+	for _, wrong := range []string{"--watch-cache=false", "--egress-selector-config-file=x", "--logging-format=xml"} {
 		if err := NewCommand().Flags().Parse([]string{wrong}); err == nil {
 			t.Errorf("%s is accepted", wrong)
 		}

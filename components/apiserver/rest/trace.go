@@ -2,22 +2,46 @@ package rest
 
 import (
 	"slices"
-	"strings"
 
 	"hyperkube/internal/api"
 	"hyperkube/internal/base/tracing"
 )
 
-// traceDispatch calls dispatch within a span of the verb, such as "Create", if the request is traced.
+// traceDispatch calls dispatch within a span of the verb, such as "Create", if the request is traced and has a verb.
 func (c router) traceDispatch() error {
+	name := spanName(c.info.Verb)
+	if name == "" {
+		return c.dispatch()
+	}
 	outer := c.ctx
-	verb := c.info.Verb
-	traced, end := tracing.StartChild(outer, strings.ToUpper(verb[:1])+verb[1:])
+	traced, end := tracing.StartChild(outer, name)
 	c.ctx = traced
 	err := c.dispatch()
 	c.ctx = outer
 	end(err)
 	return err
+}
+
+// spanName returns the name of the span of a verb, as in upstream. It is empty for verbs that are not traced: watches, and
+// methods that no resource supports.
+func spanName(verb string) string {
+	switch verb {
+	case "get":
+		return "Get"
+	case "list":
+		return "List"
+	case "create":
+		return "Create"
+	case "update":
+		return "Update"
+	case "patch":
+		return "Patch"
+	case "delete":
+		return "Delete"
+	case "deletecollection":
+		return "Delete collection"
+	}
+	return ""
 }
 
 // recordTrace records the trace of the request in obj, which replaces old or, if old is nil, is created. It does nothing
