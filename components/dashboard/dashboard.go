@@ -23,6 +23,7 @@ import (
 
 	"hyperkube/components/dashboard/bundle"
 	"hyperkube/components/dashboard/forward"
+	"hyperkube/components/dashboard/oidclogin"
 	"hyperkube/components/dashboard/stream"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/serving/tlsdefaults"
@@ -46,6 +47,8 @@ type Config struct {
 	// Login means that each user logs in with a token of the cluster. REST must not contain credentials then. Otherwise, the
 	// one-time token in the URL logs in as the user of REST.
 	Login bool
+	// OIDC, unless nil, is the OpenID Connect provider at which users can log in too. It requires Login and Certificate.
+	OIDC *oidclogin.Logins
 	// Context is the name of the context of the kubeconfig, which the page shows.
 	Context string
 	Log     *slog.Logger
@@ -67,6 +70,9 @@ type Server struct {
 func New(cfg Config) (*Server, error) {
 	if cfg.Listener == nil || cfg.REST == nil {
 		return nil, errors.New("the dashboard requires a listener and the address of an API server")
+	}
+	if cfg.OIDC != nil && (!cfg.Login || cfg.Certificate == nil) {
+		return nil, errors.New("logins with OpenID Connect require a server of HTTPS without its own credentials")
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -140,6 +146,11 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /session", s.login)
+	mux.HandleFunc("GET /login", s.loginOptions)
+	if s.cfg.OIDC != nil {
+		mux.HandleFunc("GET /oidc/login", s.beginOIDC)
+		mux.HandleFunc("GET "+callbackPath, s.finishOIDC)
+	}
 	mux.HandleFunc("GET /session", s.authenticated(s.showSession))
 	mux.HandleFunc("DELETE /session", s.authenticated(s.logout))
 	mux.HandleFunc("GET /stream", s.authenticated(s.stream))
@@ -198,7 +209,7 @@ func (s *Server) hint() string {
 
 // credentials is the body of a login.
 type credentials struct {
-	// Token is the one-time token or, if users log in, a bearer token of the cluster.
+	// Token is a one-time token or, if users log in, a bearer token of the cluster.
 	Token string `json:"token"`
 }
 
@@ -211,8 +222,14 @@ func (s *Server) login(w http.ResponseWriter, r *http.Request) {
 	}
 	up := s.user
 	if s.cfg.Login {
+		token := got.Token
+		if s.cfg.OIDC != nil {
+			if redeemed, ok := s.cfg.OIDC.Redeem(token); ok {
+				token = redeemed
+			}
+		}
 		var err error
-		if up, err = s.bearer(r.Context(), got.Token); err != nil {
+		if up, err = s.bearer(r.Context(), token); err != nil {
 			http.Error(w, err.Error(), http.StatusUnauthorized)
 			return
 		}

@@ -97,15 +97,23 @@ type page struct {
 // start runs a dashboard until the test ends.
 func start(t *testing.T, login bool) *page {
 	t.Helper()
+	return startWith(t, func(cfg *Config) {
+		if cfg.Login = login; !login {
+			cfg.REST.BearerToken = goodToken
+		}
+	})
+}
+
+// startWith runs a dashboard, whose configuration change completes, until the test ends.
+func startWith(t *testing.T, change func(*Config)) *page {
+	t.Helper()
 	api := apiServer(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{Listener: listener, REST: &rest.Config{Host: api.URL}, Login: login, Context: "test"}
-	if !login {
-		cfg.REST.BearerToken = goodToken
-	}
+	cfg := Config{Listener: listener, REST: &rest.Config{Host: api.URL}, Context: "test"}
+	change(&cfg)
 	s, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)

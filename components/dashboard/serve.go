@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 
+	"hyperkube/components/dashboard/oidclogin"
 	"hyperkube/internal/base/logging"
 )
 
@@ -21,6 +24,11 @@ type serveOptions struct {
 	server, ca  string
 	certificate string
 	key         string
+	issuer      string
+	issuerCA    string
+	clientID    string
+	secretFile  string
+	scopes      []string
 	format      logging.Format
 }
 
@@ -43,6 +51,11 @@ permissions, because each request has the token of the user.`,
 	f.StringVar(&o.ca, "certificate-authority", "", "File with the certificates that verify the API server. If empty, those of the system are used.")
 	f.StringVar(&o.certificate, "tls-cert-file", "", "File with the serving certificate. If empty, a self-signed certificate is created.")
 	f.StringVar(&o.key, "tls-private-key-file", "", "File with the private key of the serving certificate.")
+	f.StringVar(&o.issuer, "oidc-issuer-url", "", "URL of the OpenID Connect provider at which users can log in. It must be one of the API server's issuers.")
+	f.StringVar(&o.clientID, "oidc-client-id", "", "Client ID of the dashboard at the provider. The API server must accept it as an audience of tokens. The provider must permit the redirect URL https://HOST"+callbackPath+".")
+	f.StringVar(&o.secretFile, "oidc-client-secret-file", "", "File with the client secret. If empty, the dashboard is a public client.")
+	f.StringVar(&o.issuerCA, "oidc-ca-file", "", "File with the certificates that verify the provider. If empty, those of the system are used.")
+	f.StringSliceVar(&o.scopes, "oidc-scopes", []string{"profile", "email"}, "Scopes to request besides openid, for the claims that the API server uses.")
 	o.format.Flag(f)
 	return cmd
 }
@@ -62,13 +75,17 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	logins, err := o.oidc()
+	if err != nil {
+		return err
+	}
 	listener, err := net.Listen("tcp", o.address)
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
 	defer listener.Close()
 	s, err := New(Config{
-		Listener: listener, Certificate: certificate, Login: true, Context: "cluster", Log: log,
+		Listener: listener, Certificate: certificate, Login: true, OIDC: logins, Context: "cluster", Log: log,
 		REST: &rest.Config{Host: o.server, TLSClientConfig: rest.TLSClientConfig{CAFile: o.ca}, UserAgent: "hyperkube-dashboard"},
 	})
 	if err != nil {
@@ -76,6 +93,38 @@ func (o *serveOptions) run(cmd *cobra.Command) error {
 	}
 	log.Info("dashboard started", "address", listener.Addr(), "server", o.server)
 	return s.Run(cmd.Context())
+}
+
+// oidc returns the logins at the OpenID Connect provider, or nil if none is configured.
+func (o *serveOptions) oidc() (*oidclogin.Logins, error) {
+	if o.issuer == "" {
+		if o.clientID != "" || o.secretFile != "" || o.issuerCA != "" {
+			return nil, errors.New("flags of OpenID Connect have no effect without --oidc-issuer-url")
+		}
+		return nil, nil
+	}
+	cfg := oidclogin.Config{Issuer: o.issuer, ClientID: o.clientID, Scopes: o.scopes}
+	if o.secretFile != "" {
+		data, err := os.ReadFile(o.secretFile)
+		if err != nil {
+			return nil, fmt.Errorf("--oidc-client-secret-file: %w", err)
+		}
+		cfg.ClientSecret = strings.TrimSpace(string(data))
+	}
+	if o.issuerCA != "" {
+		pool, err := cert.NewPool(o.issuerCA)
+		if err != nil {
+			return nil, fmt.Errorf("--oidc-ca-file: %w", err)
+		}
+		transport := http.DefaultTransport.(*http.Transport).Clone()
+		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+		cfg.Client = &http.Client{Transport: transport}
+	}
+	logins, err := oidclogin.New(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("OpenID Connect: %w", err)
+	}
+	return logins, nil
 }
 
 // serving returns the serving certificate.

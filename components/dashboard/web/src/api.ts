@@ -34,6 +34,11 @@ export async function login(token: string): Promise<void> {
   localStorage.setItem(storageKey, (await response.json()).token);
 }
 
+/** loginOptions returns how a user can log in, besides with a token: provider is the host of an OpenID Connect provider. */
+export async function loginOptions(): Promise<{ provider?: string }> {
+  return (await fetch("/login")).json();
+}
+
 export async function logout(): Promise<void> {
   await request("/session", { method: "DELETE" }).catch(() => {});
   localStorage.removeItem(storageKey);

@@ -1,7 +1,7 @@
 // The page of the dashboard.
 import { render } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { get, loggedIn, login, logout, whenLoggedOut } from "./api";
+import { get, loggedIn, login, loginOptions, logout, whenLoggedOut } from "./api";
 import { CreatePage } from "./create";
 import { forgetResources, ofKind, pagePath, resources, type Resource } from "./discovery";
 import { ForwardsPage } from "./forwards";
@@ -73,6 +73,8 @@ function App() {
 function Login({ onDone }: { onDone: () => void }) {
   const [error, setError] = useState("");
   const [busy, setBusy] = useState(false);
+  const [provider, setProvider] = useState("");
+  useEffect(() => void loginOptions().then((o) => setProvider(o.provider ?? ""), () => {}), []);
   const submit = async (e: Event) => {
     e.preventDefault();
     setBusy(true);
@@ -96,6 +98,7 @@ function Login({ onDone }: { onDone: () => void }) {
         <label>Token<input name="token" type="password" autocomplete="off" required autofocus /></label>
         <button class="primary" disabled={busy}>Log in</button>
       </form>
+      {provider && <p><button onClick={() => location.assign("/oidc/login")}>Log in with {provider}</button></p>}
       {error && <p class="notice bad" role="alert">{error}</p>}
     </main>
   );
