@@ -70,6 +70,7 @@ func TestTraces(t *testing.T) {
 	}
 	// Only a change of the desired state has effects whose trace is worth recording.
 	created.Status.Replicas = 1
+	created.Annotations[tracing.Annotation] = "changed by a client"
 	created, err = admin.AppsV1().Deployments("default").UpdateStatus(t.Context(), created, metav1.UpdateOptions{})
 	if err != nil || created.Annotations[tracing.Annotation] != recorded {
 		t.Errorf("after an update of the status: %q, %v", created.Annotations[tracing.Annotation], err)

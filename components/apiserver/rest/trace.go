@@ -1,8 +1,6 @@
 package rest
 
 import (
-	"slices"
-
 	"hyperkube/internal/api"
 	"hyperkube/internal/base/tracing"
 )
@@ -45,19 +43,26 @@ func spanName(verb string) string {
 }
 
 // recordTrace records the trace of the request in obj, which replaces old or, if old is nil, is created. It does nothing
-// for objects that no component turns into running pods, and for updates that leave the desired state as it is.
+// for objects that no component turns into running pods. An update that leaves the desired state as it is keeps the trace,
+// which users must not change: it decides what other components export.
 func (c committer) recordTrace(obj, old api.Object) {
-	if !c.cfg.RecordTraces || old != nil && obj.GetGeneration() == old.GetGeneration() {
+	if !c.cfg.RecordTraces || !leadsToPods(c.res.Group, c.res.Plural) {
 		return
 	}
-	switch c.res.Group {
-	case "apps", "batch":
-	case "":
-		if !slices.Contains([]string{"pods", "replicationcontrollers"}, c.res.Plural) {
-			return
-		}
-	default:
+	if old != nil && obj.GetGeneration() == old.GetGeneration() {
+		tracing.Preserve(obj, old)
 		return
 	}
 	tracing.Record(c.ctx, obj)
+}
+
+// leadsToPods reports whether a resource is that of pods, or of workloads for which controllers create pods.
+func leadsToPods(group, plural string) bool {
+	switch group {
+	case "apps", "batch":
+		return true
+	case "":
+		return plural == "pods" || plural == "replicationcontrollers"
+	}
+	return false
 }

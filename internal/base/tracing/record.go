@@ -24,19 +24,29 @@ const window = 15 * time.Minute
 // act on obj continue the trace. If there is no sampled span, it removes the annotation, which then is that of an
 // earlier write or was copied from another object.
 func Record(ctx context.Context, obj metav1.Object) {
+	text := ""
+	if span := trace.SpanContextFromContext(ctx); span.IsSampled() {
+		text = header(span) + " " + time.Now().UTC().Format(time.RFC3339)
+	}
+	set(obj, text)
+}
+
+// Preserve stores what Record has stored in old in obj, a copy that is going to replace old, whatever a client has sent.
+func Preserve(obj, old metav1.Object) { set(obj, old.GetAnnotations()[Annotation]) }
+
+// set sets the annotation of obj, or removes it if text is empty.
+func set(obj metav1.Object, text string) {
 	annotations := obj.GetAnnotations()
-	span := trace.SpanContextFromContext(ctx)
-	if !span.IsSampled() {
-		if _, ok := annotations[Annotation]; ok {
-			delete(annotations, Annotation)
-			obj.SetAnnotations(annotations)
-		}
+	switch {
+	case annotations[Annotation] == text:
 		return
+	case text == "":
+		delete(annotations, Annotation)
+	case annotations == nil:
+		annotations = map[string]string{Annotation: text}
+	default:
+		annotations[Annotation] = text
 	}
-	if annotations == nil {
-		annotations = map[string]string{}
-	}
-	annotations[Annotation] = header(span) + " " + time.Now().UTC().Format(time.RFC3339)
 	obj.SetAnnotations(annotations)
 }
 

@@ -85,6 +85,20 @@ func TestRecord(t *testing.T) {
 			t.Errorf("%s: a trace was continued", name)
 		}
 	}
+	// Clients cannot change the trace of an object.
+	pod.Annotations[Annotation] = value
+	for name, sent := range map[string]map[string]string{"removed": nil, "replaced": {Annotation: "x", "other": "y"}, "kept": {Annotation: value}} {
+		got := &corev1.Pod{}
+		got.Annotations = sent
+		if Preserve(got, pod); got.Annotations[Annotation] != value {
+			t.Errorf("%s: got %v", name, got.Annotations)
+		}
+	}
+	added := &corev1.Pod{}
+	added.Annotations = map[string]string{Annotation: value}
+	if Preserve(added, &corev1.Pod{}); len(added.Annotations) != 0 {
+		t.Errorf("a client has added %v", added.Annotations)
+	}
 	// A copy of an object that is written without a trace does not continue that of the original.
 	pod.Annotations["other"] = "x"
 	if Record(t.Context(), pod); len(pod.Annotations) != 1 {
