@@ -8,7 +8,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/transport"
 )
 
@@ -53,12 +52,7 @@ func listCertificates(w http.ResponseWriter, r *http.Request, one *session) {
 		}
 	}
 	out.Items = append(out.Items, clientCertificate(one.upstream)...)
-	kube, err := kubernetes.NewForConfigAndClient(one.upstream.rest, one.upstream.client)
-	if err != nil {
-		http.Error(w, "creating the API client: "+err.Error(), http.StatusInternalServerError)
-		return
-	}
-	requests, err := kube.CertificatesV1().CertificateSigningRequests().List(r.Context(), metav1.ListOptions{})
+	requests, err := one.upstream.kube.CertificatesV1().CertificateSigningRequests().List(r.Context(), metav1.ListOptions{})
 	if err != nil {
 		out.Incomplete = "listing CertificateSigningRequests: " + err.Error()
 	} else {

@@ -5,7 +5,6 @@ import (
 	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -15,28 +14,7 @@ import (
 // showConnections responds with the connections of a pod that NetworkPolicies allow. The parameters are namespace and name. The user needs
 // the permission to list NetworkPolicies of the namespace, and all pods and namespaces.
 func showConnections(w http.ResponseWriter, r *http.Request, one *session) {
-	q := r.URL.Query()
-	namespace, name := q.Get("namespace"), q.Get("name")
-	if namespace == "" || name == "" {
-		http.Error(w, "the parameters namespace and name are required", http.StatusBadRequest)
-		return
-	}
-	kube, err := kubernetes.NewForConfigAndClient(one.upstream.rest, one.upstream.client)
-	if err != nil {
-		http.Error(w, "creating the API client: "+err.Error(), http.StatusInternalServerError)
-		return
-	}
-	out, err := connections(r.Context(), kube, namespace, name)
-	switch {
-	case err == nil:
-		respond(w, out)
-	case apierrors.IsNotFound(err):
-		http.Error(w, err.Error(), http.StatusNotFound)
-	case apierrors.IsForbidden(err):
-		http.Error(w, err.Error(), http.StatusForbidden)
-	default:
-		http.Error(w, err.Error(), http.StatusBadGateway)
-	}
+	answer(w, r, one, connections)
 }
 
 // connections reads the objects that policy.Allowed needs. Without NetworkPolicies, it does not list pods and namespaces.

@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"context"
 	"errors"
 	"net/http"
 
@@ -13,22 +14,22 @@ import (
 // explain responds with the explanation of the state of a pod or workload. The parameters are namespace and name, which may have the
 // prefix of a kind, such as deployment/. What the user may not read is left out.
 func explain(w http.ResponseWriter, r *http.Request, one *session) {
+	answer(w, r, one, explanation.Explain)
+}
+
+// answer responds with the result of ask about the object in the parameters namespace and name.
+func answer[T any](w http.ResponseWriter, r *http.Request, one *session, ask func(ctx context.Context, kube kubernetes.Interface, namespace, name string) (T, error)) {
 	q := r.URL.Query()
 	namespace, name := q.Get("namespace"), q.Get("name")
 	if namespace == "" || name == "" {
 		http.Error(w, "the parameters namespace and name are required", http.StatusBadRequest)
 		return
 	}
-	kube, err := kubernetes.NewForConfigAndClient(one.upstream.rest, one.upstream.client)
-	if err != nil {
-		http.Error(w, "creating the API client: "+err.Error(), http.StatusInternalServerError)
-		return
-	}
-	out, err := explanation.Explain(r.Context(), kube, namespace, name)
+	out, err := ask(r.Context(), one.upstream.kube, namespace, name)
 	switch {
 	case err == nil:
 		respond(w, out)
-	case errors.Is(err, explanation.ErrNotFound):
+	case errors.Is(err, explanation.ErrNotFound), apierrors.IsNotFound(err):
 		http.Error(w, err.Error(), http.StatusNotFound)
 	case apierrors.IsForbidden(err):
 		http.Error(w, err.Error(), http.StatusForbidden)

@@ -13,6 +13,7 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	utilproxy "k8s.io/apimachinery/pkg/util/proxy"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
 
@@ -24,6 +25,8 @@ type upstream struct {
 	rest *rest.Config
 	// client is the HTTP client with the credentials of the user. It has no timeout.
 	client *http.Client
+	// kube is a client of the API that uses client.
+	kube kubernetes.Interface
 	// url is the URL of the API server. Its path may not be empty.
 	url     *url.URL
 	proxy   *httputil.ReverseProxy
@@ -49,7 +52,11 @@ func newUpstream(cfg *rest.Config, log *slog.Logger) (*upstream, error) {
 	if err != nil {
 		return nil, err
 	}
-	u := &upstream{rest: cfg, client: client, url: at}
+	kube, err := kubernetes.NewForConfigAndClient(cfg, client)
+	if err != nil {
+		return nil, fmt.Errorf("creating the API client: %w", err)
+	}
+	u := &upstream{rest: cfg, client: client, kube: kube, url: at}
 	fail := failure{log}
 	rt := client.Transport
 	if rt == nil {
