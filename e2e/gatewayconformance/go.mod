@@ -5,8 +5,8 @@ module hyperkube/e2e/gatewayconformance
 go 1.26.0
 
 require (
-	github.com/google/go-containerregistry v0.22.1
 	github.com/miekg/dns v1.1.73
+	hyperkube/e2e/suite v0.0.0
 	sigs.k8s.io/gateway-api/conformance v1.6.3
 )
 
@@ -32,6 +32,7 @@ require (
 	github.com/go-openapi/swag/typeutils v0.27.1 // indirect
 	github.com/go-openapi/swag/yamlutils v0.27.1 // indirect
 	github.com/google/gnostic-models v0.7.1 // indirect
+	github.com/google/go-containerregistry v0.22.1 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/gorilla/websocket v1.5.4-0.20250319132907-e064f32e3674 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
@@ -78,3 +79,5 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 	sigs.k8s.io/yaml v1.6.0 // indirect
 )
+
+replace hyperkube/e2e/suite => ../suite
