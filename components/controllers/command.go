@@ -159,7 +159,7 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.dynamicProvisioning, "enable-dynamic-provisioning", true, "Enable dynamic volume provisioning for claims whose storage class has a provisioner.")
 	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Do not detach volumes from an unresponsive node that reports them as in use, however long it is unresponsive.")
 	f.StringSliceVar(&o.loadBalancerPool, "load-balancer-pool", nil, "Addresses that the load-balancer-controller assigns to Services of type LoadBalancer: CIDRs or ranges such as 192.0.2.10-192.0.2.20. If empty, Services have the addresses of nodes.")
-	f.StringVar(&o.tracingFile, "tracing-config-file", "", "File with the TracingConfiguration. If empty, no traces are exported.")
+	tracing.AddFileFlag(f, &o.tracingFile)
 	o.format.Flag(f)
 	f.IntVarP(&o.verbosity, "v", "v", 0, "Log verbosity: 4 or more enables debug logs.")
 	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Path to the private key that signs service account tokens stored in Secrets.")
@@ -302,7 +302,7 @@ func (o *options) config(own *client.Clients) (Config, error) {
 		return cfg, err
 	}
 	if cfg.Tracing, err = tracing.ReadFile(o.tracingFile); err != nil {
-		return cfg, fmt.Errorf("--tracing-config-file: %w", err)
+		return cfg, err
 	}
 	cfg.Signing.Duration = o.signingDuration
 	if cfg.TokenCleanUpPeriod = o.tokenCleanUp; o.tokenCleanUp <= 0 {

@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"hyperkube/components/controllers/csrsigning"
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/client"
 	"hyperkube/internal/serving/debugserver"
 )
@@ -57,7 +58,7 @@ func (f *Flags) Apply(base Config) (Config, error) {
 	}
 	for flag, keep := range map[string]func(){
 		"controllers":                 func() { cfg.Controllers = base.Controllers },
-		"tracing-config-file":         func() { cfg.Tracing = base.Tracing },
+		tracing.FileFlag:              func() { cfg.Tracing = base.Tracing },
 		"terminated-pod-gc-threshold": func() { cfg.TerminatedPodThreshold = base.TerminatedPodThreshold },
 		"node-monitor-grace-period":   func() { cfg.NodeLifecycle.GracePeriod = base.NodeLifecycle.GracePeriod },
 	} {

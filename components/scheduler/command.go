@@ -3,7 +3,6 @@ package scheduler
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	tracingapi "k8s.io/component-base/tracing/api/v1"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
 	"hyperkube/internal/base/compatflags"
@@ -71,7 +69,7 @@ func (o *options) flags(flags *pflag.FlagSet) {
 	flags.IntVarP(&o.verbosity, "v", "v", 0, "Log verbosity: 4 or more enables debug logs.")
 	flags.StringVar(&o.config, "config", "", "Path to a KubeSchedulerConfiguration file.")
 	o.election.AddFlags(flags, &o.leaderElect, component)
-	flags.StringVar(&o.tracingFile, "tracing-config-file", "", "File with the TracingConfiguration. If empty, no traces are exported.")
+	tracing.AddFileFlag(flags, &o.tracingFile)
 	compatflags.Add(flags, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), compatflags.LeaderElection(), compatflags.Client(), compatflags.Serving(), unused)...)
 }
 
@@ -126,7 +124,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	if err != nil {
 		return err
 	}
-	if cfg.Tracing, err = o.tracing(); err != nil {
+	if cfg.Tracing, err = tracing.ReadFile(o.tracingFile); err != nil {
 		return err
 	}
 	s, err := New(cfg)
@@ -151,15 +149,6 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	})
 	clients.Informers.Shutdown()
 	return err
-}
-
-// tracing reads the file of --tracing-config-file. It returns nil without the flag.
-func (o *options) tracing() (*tracingapi.TracingConfiguration, error) {
-	cfg, err := tracing.ReadFile(o.tracingFile)
-	if err != nil {
-		return nil, fmt.Errorf("--tracing-config-file: %w", err)
-	}
-	return cfg, nil
 }
 
 // lead runs the scheduler s until ctx is done. With leader election, it waits for the lease first and returns an error

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/serving/debugserver"
 )
 
@@ -36,7 +37,7 @@ func (f *Flags) Validate() error {
 	if _, err := profiles(f.file); err != nil {
 		return err
 	}
-	if _, err := f.options.tracing(); err != nil {
+	if _, err := tracing.ReadFile(f.options.tracingFile); err != nil {
 		return err
 	}
 	return f.options.serving.Validate()
@@ -45,10 +46,10 @@ func (f *Flags) Validate() error {
 // Apply returns base with the settings of the document and the flags.
 func (f *Flags) Apply(base Config) (Config, error) {
 	cfg, err := applyFile(base, f.file)
-	if err != nil || !f.set.Changed("tracing-config-file") {
+	if err != nil || !f.set.Changed(tracing.FileFlag) {
 		return cfg, err
 	}
-	cfg.Tracing, err = f.options.tracing()
+	cfg.Tracing, err = tracing.ReadFile(f.options.tracingFile)
 	return cfg, err
 }
 

@@ -20,13 +20,8 @@ func (w *writers) startSpan(ctx context.Context, d *decision) (traced context.Co
 	if w.tracer == nil {
 		return ctx, func(error) {}
 	}
-	traced, ok := tracing.Continue(ctx, d.pod)
-	if !ok {
-		return ctx, func(error) {}
-	}
-	traced, span := w.tracer.Start(traced, "schedulePod", trace.WithTimestamp(d.start), trace.WithAttributes(
+	return tracing.StartFor(ctx, w.tracer, d.pod, "schedulePod", trace.WithTimestamp(d.start), trace.WithAttributes(
 		attribute.String("k8s.pod.uid", string(d.pod.UID)), attribute.String("k8s.pod.name", d.pod.Name),
 		attribute.String("k8s.namespace.name", d.pod.Namespace), attribute.String("k8s.node.name", d.node), attribute.Int("attempts", d.attempts),
 	))
-	return traced, func(err error) { tracing.End(span, err) }
 }

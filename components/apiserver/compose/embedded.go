@@ -16,6 +16,7 @@ import (
 	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/authz"
+	"hyperkube/internal/base/tracing"
 	"hyperkube/internal/credentials/encryption"
 )
 
@@ -98,7 +99,7 @@ func (f *Flags) Apply(base Config) (Config, error) {
 		"enable-bootstrap-token-auth": func() { cfg.BootstrapTokens = base.BootstrapTokens },
 		"service-account-issuer":      func() { cfg.Issuers = base.Issuers },
 		"profiling":                   func() { cfg.Profiling = base.Profiling },
-		"tracing-config-file":         func() { cfg.Tracing = base.Tracing },
+		tracing.FileFlag:              func() { cfg.Tracing = base.Tracing },
 	})
 	if f.set.Changed("kubelet-preferred-address-types") {
 		cfg.Kubelet.AddressTypes = addressTypes

@@ -49,7 +49,7 @@ func (o *moreOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.nodePort, "kubernetes-service-node-port", 0, "If non-zero, the Service kubernetes is of type NodePort, with this value as the port. If zero, it is of type ClusterIP.")
 	f.BoolVar(&o.shareAddress, "permit-address-sharing", false, "If true, SO_REUSEADDR is used when binding the port.")
 	f.BoolVar(&o.sharePort, "permit-port-sharing", false, "If true, SO_REUSEPORT is used when binding the port, which allows more than one instance to bind on the same address and port.")
-	f.StringVar(&o.tracingFile, "tracing-config-file", "", "File with apiserver tracing configuration.")
+	tracing.AddFileFlag(f, &o.tracingFile)
 	f.BoolVar(&o.contention, "contention-profiling", false, "Enable block profiling, if profiling is enabled.")
 	f.Var(&o.runtimeConfig, "runtime-config", "A set of key=value pairs that disable built-in APIs: group/version=false or group/version/resource=false, with v1=... for the core group. This server has stable versions of APIs only, so alpha and beta versions cannot be enabled.")
 	compatflags.Add(f, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), acceptedFlags)...)
@@ -99,7 +99,7 @@ var acceptedFlags = []compatflags.Flag{
 func (o *moreOptions) apply(cfg *Config) error {
 	var err error
 	if cfg.Tracing, err = tracing.ReadFile(o.tracingFile); err != nil {
-		return fmt.Errorf("--tracing-config-file: %w", err)
+		return err
 	}
 	cfg.CompactionInterval = o.compaction
 	if o.compaction == 0 {

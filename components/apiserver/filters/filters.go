@@ -175,7 +175,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		traced, end := c.startSpan(ctx, req, u, start, id)
 		if end != nil {
 			defer end(w)
-			traceStage(traced, "authentication", start)
+			c.traceStage(traced, "authentication", start)
 		}
 		ctx = traced
 	}
@@ -322,7 +322,7 @@ func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	now := time.Now()
 	if c.cfg.Limiter != nil {
 		c.cfg.Metrics.ObserveStage(metrics.Fairness, now.Sub(own.entered))
-		traceStage(ctx, "priorityandfairness", own.entered)
+		c.traceStage(ctx, "priorityandfairness", own.entered)
 	}
 	if err := c.authorize(ctx, info, u, now); err != nil {
 		w.Header().Set("X-Content-Type-Options", "nosniff")

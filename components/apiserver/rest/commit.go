@@ -37,10 +37,10 @@ func (c committer) prepareWrite(obj, current api.Object) (w pendingWrite, err er
 	return w, err
 }
 
-// runHooks records the trace of the request in obj, and calls the resource's hooks for the replacement of old by obj (nil for a deletion or
-// creation). It returns obj in its stored version and the operations of its transaction, of which
-// the first is reserved for the object itself. Values that hooks allocate are also set in obj
-// unless the stored version is different.
+// runHooks records the trace of the request in obj, and calls the resource's hooks for the replacement of old by obj (nil
+// for a deletion or creation). It returns obj in its stored version and the operations of its transaction, of which the
+// first is reserved for the object itself. Values that hooks allocate are also set in obj unless the stored version is
+// different.
 func (c committer) runHooks(obj, old api.Object) (stored api.Object, ops []store.Op, err error) {
 	ops = make([]store.Op, 1, 4)
 	if obj != nil {

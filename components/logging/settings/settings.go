@@ -118,14 +118,11 @@ func Parse(name string, data []byte) (*Settings, error) {
 	if len(docs) > 1 {
 		return nil, fmt.Errorf("%s: more than one document", docs[1].Position())
 	}
-	var errs []error
 	s, invalid := strictyaml.Decode[Settings](docs[0])
-	for _, e := range invalid {
-		errs = append(errs, e)
+	if err := strictyaml.Join(invalid); err != nil {
+		return nil, err
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
+	var errs []error
 	s.source = string(data)
 	check := func(field string, i int, err error) {
 		if err != nil {

@@ -34,6 +34,15 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Cause }
 
+// Join returns the errors of Decode as one error, or nil if there are none.
+func Join(errs []*Error) error {
+	all := make([]error, len(errs))
+	for i, err := range errs {
+		all[i] = err
+	}
+	return errors.Join(all...)
+}
+
 // errUnknown is the cause of an Error about an unknown field.
 var errUnknown = errors.New("unknown field")
 

@@ -69,6 +69,17 @@ func Continue(ctx context.Context, obj metav1.Object) (context.Context, bool) {
 	return trace.ContextWithRemoteSpanContext(ctx, span), true
 }
 
+// StartFor starts a span of an operation on obj in the trace that Record has stored in obj. The caller must call end with
+// the result of the operation. If there is no such trace, StartFor returns ctx, and end does nothing.
+func StartFor(ctx context.Context, tracer trace.Tracer, obj metav1.Object, name string, options ...trace.SpanStartOption) (traced context.Context, end func(error)) {
+	traced, ok := Continue(ctx, obj)
+	if !ok {
+		return ctx, func(error) {}
+	}
+	traced, span := tracer.Start(traced, name, options...)
+	return traced, func(err error) { End(span, err) }
+}
+
 // header returns the value of the header traceparent for a span.
 func header(span trace.SpanContext) string {
 	carrier := propagation.MapCarrier{}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -138,12 +139,12 @@ func TestTransport(t *testing.T) {
 	}
 }
 
-// roundTripper calls a function with each request and answers it without content.
+// roundTripper calls a function with each request and returns an empty response.
 type roundTripper func(*http.Request)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	f(req)
-	return &http.Response{StatusCode: http.StatusNoContent, Body: http.NoBody}, nil
+	return httptest.NewRecorder().Result(), nil
 }
 
 func TestReadFile(t *testing.T) {

@@ -25,19 +25,15 @@ func (e Env) Traced(kind string, informer cache.SharedIndexInformer, sync func(c
 		if !ok {
 			return sync(ctx, key) // it was deleted
 		}
-		ctx, ok = tracing.Continue(ctx, obj)
-		if !ok {
-			return sync(ctx, key)
-		}
-		ctx, span := e.Tracer.Start(ctx, "sync"+kind, trace.WithAttributes(
+		ctx, end := tracing.StartFor(ctx, e.Tracer, obj, "sync"+kind, trace.WithAttributes(
 			attribute.String("k8s.object.kind", kind), attribute.String("k8s.object.name", obj.GetName()), attribute.String("k8s.namespace.name", obj.GetNamespace()),
 		))
 		err := sync(ctx, key)
 		if errors.Is(err, ErrStale) {
-			tracing.End(span, nil) // it is retried when the cache has the last write
-			return err
+			end(nil) // it is retried when the cache has the last write
+		} else {
+			end(err)
 		}
-		tracing.End(span, err)
 		return err
 	}
 }
